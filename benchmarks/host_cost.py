@@ -59,10 +59,10 @@ class Leaves(NamedTuple):
 
 
 def count_leaves(stage: Stage, K: int) -> Leaves:
-    """Counts the arrays of a stage's programs, on a stage that holds a memo (stage K: that made one just now)."""
+    """Counts the arrays of a stage's programs, on a stage that holds a stash (stage K: that made one just now)."""
     last, first = stage.k == K, stage.k == 1
     params, extra, optimizer, *_ = (len(jax.tree.leaves(tree)) for tree in stage.state)
-    closure = len(jax.tree.leaves(stage.memos[0].closure))
+    closure = len(jax.tree.leaves(stage.stashes[0].closure))
     return Leaves(
         F=params + extra + 1 + last + 1 + extra + closure,
         B=closure + params + 1 + (not last) + params + (not first),

@@ -4,13 +4,13 @@
     .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
 
 The columns:
-- Predicted: weights, optimizer, statistics, memos, old weights and messages of a stage at their most, from shapes and
+- Predicted: weights, optimizer, statistics, stashes, old weights and messages of a stage at their most, from shapes and
   the schedule alone (fdg_jax.engine.memory), as the training command prints it.
 - Live: the bytes of all arrays on the stage's device, each buffer counted once. It is the most over a run into the
   steady state, looked at before every operation of the host loop and after every tick.
-- Memos: the most that a stage keeps, by the schedule and as seen.
-- One memo: what is kept of a batch, as predicted, and as the compiled forward program reports it (unless the method has
-  stages of its own).
+- Stashes: the most that a stage keeps, by the schedule and as seen.
+- One stash: what is kept of a batch, as predicted, and as the compiled forward program reports it (unless the method
+  has stages of its own).
 - Temporary: XLA's buffers within the largest of the stage's programs. XLA does not report the runtime's own memory,
   such as a convolution's scratch.
 
@@ -49,7 +49,7 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
         make: make() -> a Pipeline on the host loop with one device per stage.
         step: enters a batch.
 
-    Returns: (what `make` made, the most bytes on the devices of stages k = 1..K, the most memos they had).
+    Returns: (what `make` made, the most bytes on the devices of stages k = 1..K, the most stashes they had).
     """
     watch = live_bytes.Watch()
     pipeline = make()
@@ -59,11 +59,11 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
             step(pipeline)
             watch.look()
     stages = engine.stages.values()
-    return pipeline, [watch.most[stage.place.device] for stage in stages], [watch.memos[stage.k] for stage in stages]
+    return pipeline, [watch.most[stage.place.device] for stage in stages], [watch.stashes[stage.k] for stage in stages]
 
 
 def programs(engine: HostEngine) -> list[dict[str, Any]]:
-    """For each stage, bytes of one memo and of the largest temporary buffers, from its compiled programs.
+    """For each stage, bytes of one stash and of the largest temporary buffers, from its compiled programs.
 
     None if the platform does not report them, or if the method's stages have programs of their own.
     """
@@ -111,27 +111,27 @@ def measured(model: str, method: str, K: int, weights: Any, given: report.Given)
         indices = random.integers(0, len(data.train_images), (1, given.batch_size), dtype=np.int32)
         pipeline.train(data.train_images, data.train_labels, indices)
 
-    pipeline, bytes_live, memos = live(make, step, 4 * K + 2)
+    pipeline, bytes_live, stashes = live(make, step, 4 * K + 2)
     about = {"benchmark": "memory", "model": model, "method": method, "K": K, "weights": weights}
     about |= {"batch_size": given.batch_size, "cuts": list(jobs[0].partition.cuts)}
     rows, most, predicted = [], Counter[int](), memory.predict(pipeline.engine)
     for k, moment in memory.over_time(pipeline.engine):
         most |= Counter({k: moment.kept})
-    for memo, here, held, compiled in zip(predicted, bytes_live, memos, programs(pipeline.engine), strict=True):
+    for stash, here, held, compiled in zip(predicted, bytes_live, stashes, programs(pipeline.engine), strict=True):
         rows.append(
             {
                 **about,
-                "k": memo.k,
-                "memos": most[memo.k],
+                "k": stash.k,
+                "memos": most[stash.k],
                 "held_memos": held,
-                "predicted_bytes": memo.total,
+                "predicted_bytes": stash.total,
                 "live_bytes": here,
-                "live_over_predicted": round(here / memo.total, 4),
-                "predicted_memo_bytes": memo.memo,
+                "live_over_predicted": round(here / stash.total, 4),
+                "predicted_memo_bytes": stash.stash,
                 "compiled_memo_bytes": compiled["memo_bytes"],
                 "temporary_bytes": compiled["temporary_bytes"],
                 "temporary_of": compiled["temporary_of"],
-                "predicted": {f"{name}_bytes": getattr(memo, name) for name in opening.PARTS},
+                "predicted": {f"{name}_bytes": getattr(stash, name) for name in opening.PARTS},
                 **report.here(),
             }
         )
@@ -141,8 +141,8 @@ def measured(model: str, method: str, K: int, weights: Any, given: report.Given)
 COLUMNS: dict[str, report.Cell] = {
     "model": "{model}", "method": "{method}", "K": "{K}", "weights": "{weights}", "k": "{k}",
     "predicted MB": lambda r: megabytes(r["predicted_bytes"]), "live MB": lambda r: megabytes(r["live_bytes"]),
-    "live/predicted": "{live_over_predicted:.4f}", "memos: schedule, held": "{memos}, {held_memos}",
-    "one memo MB: predicted, compiled":
+    "live/predicted": "{live_over_predicted:.4f}", "stashes: schedule, held": "{memos}, {held_memos}",
+    "one stash MB: predicted, compiled":
         lambda r: f"{megabytes(r['predicted_memo_bytes'])}, {megabytes(r['compiled_memo_bytes'])}",
     "temporary MB": lambda r: megabytes(r["temporary_bytes"])
         + (f" ({r['temporary_of']})" if r["temporary_bytes"] is not None else ""),

@@ -12,7 +12,7 @@ late gradients only. Copied into fdg_jax/corrections, this file is one of all co
 import argparse
 import dataclasses
 
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import option
 
@@ -41,7 +41,8 @@ def make(late: Late, distrust: float) -> Correction:
     return Correction(gradient=gradient)
 
 
-CORRECTION = Kind(name="trust", summary="less of a gradient where weights have moved", make=make, options=Options)
+SUMMARY = "less of a gradient where weights have moved"
+CORRECTION = CorrectionSpec(name="trust", summary=SUMMARY, make=make, options=Options)
 
 
 def trained(epochs, **options):

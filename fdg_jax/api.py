@@ -20,7 +20,7 @@ from fdg_jax.checkpoint.weights import HASH
 from fdg_jax.checks.arguments import check_read_behind
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, check_inputs, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
-from fdg_jax.corrections.interface import Kind
+from fdg_jax.corrections.interface import CorrectionSpec
 from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.first_nonfinite import Nonfinite
@@ -55,9 +55,10 @@ class Pipeline:
         optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient. For a whole network whose
         stages have gradients of about the same length, c / sqrt(K) is the nearest thing.
     correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
-        arguments here; a `Kind` of your own; or several, as "rate,cosine" or a list of names and kinds. Shrinking by
-        beta is one of these files, and comes first unless the one asked for takes beta. Before Adam, Muon and others
-        that divide a gradient by its size beta cancels: init warns where three steps of the optimizer show it.
+        arguments here; a `CorrectionSpec` of your own; or several, as "rate,cosine" or a list of names and specs.
+        Shrinking by beta is one of these files, and comes first unless the one asked for takes beta. Before Adam, Muon
+        and others that divide a gradient by its size beta cancels: init warns where three steps of the optimizer show
+        it.
     learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
     method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
@@ -65,7 +66,7 @@ class Pipeline:
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     dtype: "float32" (arrays are left as they are) or "bfloat16": kernels and activations are computed with in bfloat16,
         everything that is remembered, and the loss, in float32 (fdg_jax.stage.precision). Flax layers need `dtype` too.
-    remat: stages whose backward pass computes the activations again, so that a memo keeps only the input: "none",
+    remat: stages whose backward pass computes the activations again, so that a stash keeps only the input: "none",
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
     guard: make no update by a loss or a gradient with a NaN or an infinity, and keep no running statistics with one;
@@ -89,7 +90,7 @@ class Pipeline:
         split: str | Sequence[int] | None = None,
         K: int | None = None,
         beta: float = 1.0,
-        correct: str | Kind | Sequence[str | Kind] = "none",
+        correct: str | CorrectionSpec | Sequence[str | CorrectionSpec] = "none",
         learning_rate: optax.ScalarOrSchedule | None = None,
         momentum: float | None = None,
         devices: Sequence[Any] | None = None,

@@ -10,7 +10,7 @@ TAYLOR = """
 import dataclasses
 
 import jax
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import option
 
@@ -32,14 +32,14 @@ def make(late: Late, strength: float) -> Correction:
     return Correction(gradient=gradient)
 
 
-CORRECTION = Kind(name="taylor", summary="a first-order guess", make=make, options=Options)
+CORRECTION = CorrectionSpec(name="taylor", summary="a first-order guess", make=make, options=Options)
 """
 AHEAD = """
 import dataclasses
 
 import jax
 import jax.numpy as jnp
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.options.fields import option
 
 
@@ -61,7 +61,8 @@ def make(late: Late, horizon: float) -> Correction:
 
 
 NEEDS = ("learning_rate",)
-CORRECTION = Kind(name="ahead", summary="weights predicted from a gradient", make=make, options=Options, needs=NEEDS)
+SUMMARY = "weights predicted from a gradient"
+CORRECTION = CorrectionSpec(name="ahead", summary=SUMMARY, make=make, options=Options, needs=NEEDS)
 """
 
 

@@ -75,7 +75,7 @@ def test_processes_at_different_batches_meet_at_the_same_one(seed):
         for batch in range(1, 100):
             time.sleep(own.random() * 0.003)
             signal = 15 if batch >= asks.get(peers.process, 1000) else None
-            found = peers.meet(signal=signal, failed_save=False)
+            found = peers.agree(signal=signal, failed_save=False)
             if found:
                 return batch, dict(found)
             done[peers.process] = batch
@@ -95,7 +95,7 @@ def test_what_one_process_refuses_all_refuse_and_one_says_it():
                 raise BadInput("no such data.")
             return "loaded"
 
-        return peers.each(refuse)
+        return peers.on_all(refuse)
 
     found = in_processes(3, run)
     assert [type(error) for error in found] == [Elsewhere, BadInput, Elsewhere]
@@ -108,13 +108,13 @@ def test_a_signal_while_preparing_stops_all():
             if peers.process == 2:
                 raise Stopped(15)
 
-        peers.each(prepare)
+        peers.on_all(prepare)
 
     assert [error.number for error in in_processes(3, run)] == [15] * 3
 
 
 def test_process_0_decides_for_all():
-    assert in_processes(3, lambda peers: peers.told(lambda: peers.process + 7)) == [7, 7, 7]
+    assert in_processes(3, lambda peers: peers.from_zero(lambda: peers.process + 7)) == [7, 7, 7]
 
 
 def test_other_settings_are_named_with_both_values():
@@ -127,7 +127,7 @@ def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
     monkeypatch.setattr(joined, "LATE_SECONDS", 0.05)
     board: Any = Board()
     with pytest.raises(Silent, match=r"process 1 has not answered for"):
-        JoinedPeers(0, 2, 0.08, board).share("here")
+        JoinedPeers(0, 2, 0.08, board).all_gather("here")
     assert "WARNING: process 0 has waited" in capsys.readouterr().err
 
 
@@ -178,7 +178,7 @@ def test_where_no_notice_can_be_left_or_read_process_0_is_late(takes, monkeypatc
     board: Any = StandingStill()
     board.texts = {} if takes else {"there": ""}
     with pytest.raises(Silent, match=r"process 0 has not answered for 0 s\."):
-        JoinedPeers(1, 3, 0.3, board).share("something")
+        JoinedPeers(1, 3, 0.3, board).all_gather("something")
     warnings = [line for line in capfd.readouterr().err.splitlines() if "late" in line]
     assert warnings
     assert set(warnings) == {"WARNING: process 1 has waited 0 s for process 0, which is late."}

@@ -121,10 +121,10 @@ def test_the_arrays_counted_are_those_the_programs_take_and_give():
     params, extra, optimizer, *_ = map(len, map(jax.tree.leaves, stage.state))
     assert (params, extra) == (1, 1)  # packed: Dense: kernel, bias; BatchNorm: scale, bias; mean, var
     loss = stage.forward(1, x, labels)
-    counted, memo = host_cost.count_leaves(stage, 1), stage.memos[0]
-    kept = len(jax.tree.leaves((memo.closure, loss, stage.state.extra)))
+    counted, stash = host_cost.count_leaves(stage, 1), stage.stashes[0]
+    kept = len(jax.tree.leaves((stash.closure, loss, stage.state.extra)))
     assert params + extra + 2 + kept == counted.F
-    grads, dx = jax.eval_shape(stage._backward, memo.closure, stage.state.params, memo.x, None)
-    taken = jax.tree.leaves((memo.closure, stage.state.params, memo.x))
+    grads, dx = jax.eval_shape(stage._backward, stash.closure, stage.state.params, stash.x, None)
+    taken = jax.tree.leaves((stash.closure, stage.state.params, stash.x))
     assert len(taken) + len(jax.tree.leaves((grads, dx))) == counted.B
     assert 3 * params + 2 * optimizer == counted.U

@@ -183,14 +183,14 @@ def test_a_snapshot_stays_what_it_was_while_training_goes_on(method, engine):
 
 
 def test_nothing_private_to_jax_is_stored(on_the_way):
-    """A memo is its input, its weights and its statistics; nothing of the closure's activations is written."""
+    """A stash is its input, its weights and its statistics; nothing of the closure's activations is written."""
     ours, _, state = on_the_way
-    memo = ours.engine.stages[1].memos[0]
-    written = [name for name in state if name.startswith(f"stage1/memo/{memo.batch}/")]
-    extra = ours.engine.stages[1].layout.extra.unpack_now(memo.extra)
-    parts = {"version": np.int64(memo.version), "x": memo.x, "extra": extra}
+    stash = ours.engine.stages[1].stashes[0]
+    written = [name for name in state if name.startswith(f"stage1/memo/{stash.batch}/")]
+    extra = ours.engine.stages[1].layout.extra.unpack_now(stash.extra)
+    parts = {"version": np.int64(stash.version), "x": stash.x, "extra": extra}
     assert len(written) == len(jax.tree.leaves(parts))
     assert {np.asarray(value).dtype.kind for value in state.values()} <= set("fiu")
-    closure, ours = ({leaf.shape for leaf in jax.tree.leaves(tree)} for tree in (memo.closure, parts))
+    closure, ours = ({leaf.shape for leaf in jax.tree.leaves(tree)} for tree in (stash.closure, parts))
     assert closure - ours
     assert not (closure - ours) & {np.shape(state[name]) for name in written}

@@ -14,7 +14,7 @@ from test_correction_oracles import DATA, Anticipating, M, each
 
 from fdg_jax.corrections import cosine, shrink
 from fdg_jax.corrections.anticipate import coefficient, make
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.recipe import optimizer
 
@@ -207,7 +207,7 @@ def summed(late):
 @pytest.mark.slow
 def test_the_newest_weights_without_the_last_tau_updates_are_the_stashed_ones():
     """It telescopes, so the gradients are those of stashed weights, which the newest weights' are not."""
-    kind = Kind(name="summed", summary="LayerPipe2, the exact sum", make=summed, weights="current")
+    kind = CorrectionSpec(name="summed", summary="LayerPipe2, the exact sum", make=summed, weights="current")
     asked = {"summed": {"weights": "current", "correct": kind}, "stashed": {}, "current": {"weights": "current"}}
     found = {}
     for name, options in asked.items():

@@ -28,7 +28,7 @@ from small import (
 from test_memory import SCALARS, predicted_and_live
 
 from fdg_jax import corrections
-from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
+from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 from fdg_jax.corrections.rate import make as make_rate
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.methods.fdg import fdg
@@ -199,7 +199,7 @@ def test_a_correction_is_told_the_staleness_of_the_schedule():
         told.append(late)
         return NONE
 
-    kind = Kind("told", "", make)
+    kind = CorrectionSpec("told", "", make)
     for accumulate, expected in ((1, [3.0, 1.0]), (2, [1.5, 0.5]), (4, [0.75, 0.25])):
         told.clear()
         pipeline(3, DATA[0], correct=kind, accumulate=accumulate)

@@ -11,7 +11,7 @@ import pytest
 from correction_files import AHEAD, put_into
 from small import CLASSES, batches, pipeline
 
-from fdg_jax.corrections.interface import NONE, Correction, Kind
+from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
@@ -19,7 +19,7 @@ from fdg_jax.stage.stage import Stage
 
 DATA = batches(6)
 ASKED = {"learning_rate": 0.1, "momentum": 0.9}
-BACKWARD = Kind("mine", "", lambda late: Correction(backward=lambda params, state: params))
+BACKWARD = CorrectionSpec("mine", "", lambda late: Correction(backward=lambda params, state: params))
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +47,9 @@ REFUSED = [
     ({"correct": "taylor", "method": "fr"}, "changes the backward pass of stage k=1"),
     ({"gate_decay": 0.1}, "none has no such option .it has: none.. Add correct='cosine', whose it is"),
     ({"correct": "cosine", "gate_deca": 0.1}, "gate_decay.. Did you mean gate_decay"),
-    ({"correct": Kind("mine", "", lambda: Correction())}, "make takes nothing. Write def make.late."),
-    ({"correct": Kind("mine", "", lambda late: NONE, needs="momentum")}, "Write needs=.'momentum',., with a comma"),
-    ({"correct": Kind("mine", "", lambda late: NONE, weights="new")}, "weights is 'new'. It can be '' or 'stashed' or"),
+    ({"correct": CorrectionSpec("mine", "", lambda: Correction())}, "make takes nothing. Write def make.late."),
+    ({"correct": CorrectionSpec("mine", "", lambda late: NONE, needs="momentum")}, "needs=.'momentum',., with a comma"),
+    ({"correct": CorrectionSpec("mine", "", lambda late: NONE, weights="new")}, "weights is 'new'. It can be '' or"),
 ]
 
 
@@ -71,7 +71,7 @@ FILES = [  # what is changed in a good file, and what is said of it
         ('name="ahead"', 'name="before"'),
         "CORRECTION has the name 'before', the file has 'ahead'. Write name='ahead'",
     ),
-    (("CORRECTION =", "OTHER ="), "has no CORRECTION of type Kind"),
+    (("CORRECTION =", "OTHER ="), "has no CORRECTION of type CorrectionSpec"),
     (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
     (("horizon", "order"), "correction ahead and method fdg both have the option order"),
     (("horizon", "guard"), "Options.guard has a name with another meaning"),
@@ -134,7 +134,7 @@ WRONG_PARTS = {
 def test_a_function_that_cannot_train_a_stage_is_refused_before_anything_runs():
     """What a correction remembers is in every checkpoint. One that changed its dtype was trained, and then not read."""
     parts = {}
-    kind, stages = Kind("mine", "", lambda late: Correction(**parts)), [nn.Dense(12), nn.Dense(CLASSES)]
+    kind, stages = CorrectionSpec("mine", "", lambda late: Correction(**parts)), [nn.Dense(12), nn.Dense(CLASSES)]
     for said, wrong in WRONG_PARTS.items():
         parts = wrong
         with pytest.raises(BadInput, match=re.escape(f"correction mine, stage k=1: {said}")):
@@ -142,7 +142,7 @@ def test_a_function_that_cannot_train_a_stage_is_refused_before_anything_runs():
 
 
 def test_several_corrections_may_be_a_list_with_kinds_of_ones_own():
-    mine = Kind("mine", "", lambda late: Correction(gradient=lambda grads, then, now, state: (grads, state)))
+    mine = CorrectionSpec("mine", "", lambda late: Correction(gradient=lambda grads, then, now, state: (grads, state)))
     made = pipeline(2, DATA[0], correct=[mine, "cosine"], gate_decay=0.1)
     assert [kind.name for kind, _ in made.corrections] == ["shrink", "mine", "cosine"]
     with pytest.raises(BadInput, match="names mine twice"):

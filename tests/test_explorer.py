@@ -64,7 +64,7 @@ def test_operations_versions_and_updates_are_those_of_a_run_on_integers(data):
                     wanted[op.k - 1].append((op.kind, op.batch, ran.version[op], updates))
             assert explored.operations(data, key) == wanted, key
             told = data["schedules"][key]
-            assert tuple(told["staleness"]) == schedule.staleness and tuple(told["memos"]) == ran.memos
+            assert tuple(told["staleness"]) == schedule.staleness and tuple(told["stashes"]) == ran.stashes
 
 
 def check_times(data, asked: list[tuple[Variant, int, Times]]) -> None:

@@ -177,7 +177,7 @@ def test_the_command_prints_both_tables_for_every_method(printed):
     answers = {True: "Yes", False: "No"}
     for name in LOCKINGS:
         assert (first[name][4], first[name][5]) == (answers[LOCKINGS[name]], answers[AUXILIARY_NETWORKS[name]])
-    assert first["fdg"][7:] == ["4", "3 1 0", "3"]  # memos of stage 1, 2(K-k); one less of staleness and old weights
+    assert first["fdg"][7:] == ["4", "3 1 0", "3"]  # stashes of stage 1, 2(K-k); one less of staleness and old weights
     assert (first["ddg"][7:], first["fr"][7:]) == (["2", "2 1 0", "2"], ["2", "2 1 0", "0"])
     third = table(printed, "Table 3")
     assert list(third) == corrections.names()

@@ -80,12 +80,12 @@ def test_on_one_device_the_stages_hold_no_more_than_was_predicted_of_them():
 
 
 @pytest.mark.parametrize("order", ["backward-first", "forward-first"])
-def test_the_number_of_memos_and_old_weights_is_the_schedules(order):
+def test_the_number_of_stashes_and_old_weights_is_the_schedules(order):
     K = 3
     pipeline = small.pipeline(K, small.batches(1)[0], order=order)
     for stage in memory.predict(pipeline.engine):
         delay = 2 * (K - stage.k)
-        # Forward first, stage k < K goes forward before it gives up the oldest memo; stage K's lives within the tick.
+        # Forward first, stage k < K goes forward before it gives up the oldest stash; stage K's lives within the tick.
         assert stage.kept == max(1, delay + (order == "forward-first" and stage.k < K))
         assert stage.old_weights == stage.weights * pipeline.schedule.staleness[stage.k - 1]
 
@@ -110,11 +110,11 @@ def test_predicting_compiles_nothing_and_the_forward_pass_is_traced_once_for_bot
     assert len(traced) == before
 
 
-def test_a_scan_holds_its_lines_and_no_memos():
+def test_a_scan_holds_its_lines_and_no_stashes():
     pipeline = small.pipeline(3, small.batches(1)[0], engine="scan")
     first, second, last = memory.predict(pipeline.engine)
     assert [first.gradients, second.gradients, last.gradients] == [3 * first.weights, second.weights, 0]
-    assert (first.memos, first.old_weights) == (0, 0)
+    assert (first.stashes, first.old_weights) == (0, 0)
 
 
 def test_a_stage_on_several_devices_is_not_predicted():

@@ -1,6 +1,5 @@
 """Blocks compute what their papers say, and cut into stages they are the network that they were."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,7 +130,7 @@ def test_composed_stages_are_the_uncut_network(name):
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["quick", "others"])
 def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(names):
-    """A memo would carry them 2(K-k) times over, and `current` would silently use old ones. What is summed, running
+    """A stash would carry them 2(K-k) times over, and `current` would silently use old ones. What is summed, running
     statistics, stays float32, as gradients of the weights do."""
     dtype, seen = "bfloat16", set()
     compute = ComputeOptions(precision(dtype, last=False))

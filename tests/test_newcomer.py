@@ -20,7 +20,7 @@ LINES = [
     "method     fdg with K=2, order=backward-first, accumulate=1, accumulation=sum, beta=1.0, weights=stashed, seed 0",
     "stage k=1  blocks 0 to 1, 52% of the FLOPs, 5,136 parameters, staleness 1 update, on cpu:0",
     "stage k=10  blocks 20 to 21, 52% of the FLOPs, 5,136 parameters, staleness 1 update, on cpu:0 of this machine",
-    "  memory   28.5 MB + XLA's buffers: weights 0.02, optimizer 0.02, 2 memos of 13.0; sends float32[32, 32, 32, 16]",
+    "  memory   28.5 MB + XLA's buffers: weights 0.02, optimizer 0.02, 2 stashes of 13.0; sends float32[32, 32, 16]",
 ]
 
 

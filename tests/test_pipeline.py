@@ -36,7 +36,7 @@ def test_each_stages_arrays_lie_on_its_own_device():
         ours.step(batch)
     for k, stage in ours.engine.stages.items():
         mine = {jax.devices()[k - 1]}
-        held = [(memo.closure, memo.params, memo.extra, memo.x) for memo in stage.memos]
+        held = [(stash.closure, stash.params, stash.extra, stash.x) for stash in stage.stashes]
         for leaf in jax.tree.leaves((stage.state, held)):
             assert leaf.devices() == mine
     for address, message in ours.engine.loop.mail.items():
@@ -44,16 +44,16 @@ def test_each_stages_arrays_lie_on_its_own_device():
 
 
 @pytest.mark.parametrize("order", ["backward-first", "forward-first"])
-def test_stage_k_holds_two_times_K_minus_k_memos(order):
+def test_stage_k_holds_two_times_K_minus_k_stashes(order):
     K = 3
     data = batches(2 * K + 2)
     ours = pipeline(K, data[0], order=order)
     for t, batch in enumerate(data, 1):
         ours.step(batch)
-        held = [len(stage.memos) for stage in ours.engine.stages.values()]
+        held = [len(stage.stashes) for stage in ours.engine.stages.values()]
         assert held == [min(max(t - k + 1, 0), 2 * (K - k)) for k in range(1, K + 1)]
     ours.drain()
-    assert [len(stage.memos) for stage in ours.engine.stages.values()] == [0] * K
+    assert [len(stage.stashes) for stage in ours.engine.stages.values()] == [0] * K
     assert not ours.engine.loop.mail
 
 
@@ -78,7 +78,7 @@ def test_one_compilation_per_stage_and_direction(monkeypatch):
 
 
 def test_weights_are_not_copied_into_closures():
-    """A memo's closure holds activations; the weights it refers to are the stage's own arrays."""
+    """A stash's closure holds activations; the weights it refers to are the stage's own arrays."""
     data = batches(6)
     ours = pipeline(3, data[0])
     for batch in data:
@@ -87,8 +87,8 @@ def test_weights_are_not_copied_into_closures():
     weights = {leaf.shape for leaf in jax.tree.leaves(stage.layout.params.shapes)}
     kernel = (8, 12)
     assert kernel in weights
-    assert kernel not in {leaf.shape for memo in stage.memos for leaf in jax.tree.leaves(memo.closure)}
-    newest = stage.memos[-1]
+    assert kernel not in {leaf.shape for stash in stage.stashes for leaf in jax.tree.leaves(stash.closure)}
+    newest = stage.stashes[-1]
     assert all(map(operator.is_, jax.tree.leaves(newest.params), jax.tree.leaves(stage.state.params)))
 
 

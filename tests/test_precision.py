@@ -70,15 +70,15 @@ def test_what_is_remembered_is_float32_and_what_travels_is_bfloat16_in_any_metho
     assert np.isfinite(ours.evaluate(data).loss)
 
 
-def test_a_memo_holds_activations_in_bfloat16_and_no_weights():
+def test_a_stash_holds_activations_in_bfloat16_and_no_weights():
     ours = run(2, batches(4), **HALF)
     stage = ours.engine.stages[1]
-    assert len(stage.memos) == 2
-    for memo in stage.memos:
-        kept = [leaf for leaf in jax.tree.leaves(memo.closure) if leaf.ndim > 1]
+    assert len(stage.stashes) == 2
+    for stash in stage.stashes:
+        kept = [leaf for leaf in jax.tree.leaves(stash.closure) if leaf.ndim > 1]
         assert {leaf.shape[0] for leaf in kept} == {16}  # all of them grow with the batch
         assert {leaf.dtype for leaf in kept} == {jnp.dtype(jnp.bfloat16)}
-        assert floats(memo.params) == {jnp.dtype(jnp.float32)}
+        assert floats(stash.params) == {jnp.dtype(jnp.float32)}
 
 
 def test_training_in_bfloat16_follows_training_in_float32():

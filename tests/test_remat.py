@@ -50,15 +50,15 @@ def test_training_is_the_same_with_and_without(options):
     same_training(trained(2, data, **options), trained(2, data, **options, remat="all"))
 
 
-def test_a_memo_shrinks_to_its_input():
+def test_a_stash_shrinks_to_its_input():
     data = batches(4)
     ours = pipeline(2, data[0], stages=[Spread(12), Part(CLASSES)], remat=(1,))
     for batch in data:
         ours.step(batch)
-    assert len(ours.engine.stages[1].memos) == 2
-    for memo, (x, _) in zip(ours.engine.stages[1].memos, data[2:], strict=True):
-        np.testing.assert_array_equal(memo.x, x)
-        assert {leaf.dtype for leaf in jax.tree.leaves(memo.closure)} <= {jnp.dtype(jnp.uint32)}  # the random key
+    assert len(ours.engine.stages[1].stashes) == 2
+    for stash, (x, _) in zip(ours.engine.stages[1].stashes, data[2:], strict=True):
+        np.testing.assert_array_equal(stash.x, x)
+        assert {leaf.dtype for leaf in jax.tree.leaves(stash.closure)} <= {jnp.dtype(jnp.uint32)}  # the random key
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_in_bfloat16_the_training_is_the_same_but_for_its_roundings():
         ours = pipeline(2, data[0], stages=[Rounded(12), Rounded(CLASSES)], dtype="bfloat16", remat=which)
         for batch in data:
             ours.step(batch)
-        assert bool(jax.tree.leaves(ours.engine.stages[1].memos[0].closure)) == (which == "none")
+        assert bool(jax.tree.leaves(ours.engine.stages[1].stashes[0].closure)) == (which == "none")
         ours.drain()
         runs.append(leaves(ours.params))
     for a, b in zip(*runs, strict=True):

@@ -144,7 +144,7 @@ def test_what_is_not_finite_can_be_restored_on_demand_and_a_single_infinity_of_a
 def held(ours):
     """What is in flight, as a pipeline has it rather than as the schedule tells it."""
     stages = ours.engine.stages.values()
-    kept = {(s.k, "B"): [memo.batch for memo in s.memos] for s in stages if s.memos}
+    kept = {(s.k, "B"): [stash.batch for stash in s.stashes] for s in stages if s.stashes}
     kept |= {(s.k, "S"): [a.batch for a in s.asked] for s in stages if getattr(s, "asked", None)}
     return set(ours.engine.loop.mail), kept
 

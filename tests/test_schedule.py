@@ -42,12 +42,12 @@ def test_every_batch_passes_every_stage_once_and_is_late_by_two_times_K_minus_k_
         assert {at[Op("B", k, b)] - at[Op("F", k, b)] for b in range(1, n + 1)} <= {late}
         if n > late:
             assert trace.first_update[k - 1] == (2 * K - k)  # the fill of the facts page
-            assert trace.memos[k - 1] == late  # the deque
+            assert trace.stashes[k - 1] == late  # the deque
 
 
 @given(K=st.integers(1, 9), n=st.integers(0, 20))
-def test_bp_has_no_staleness_and_no_memos_between_batches(K, n):
-    assert bp(K).staleness == validate(bp(K), n).memos == (0,) * K
+def test_bp_has_no_staleness_and_no_stashes_between_batches(K, n):
+    assert bp(K).staleness == validate(bp(K), n).stashes == (0,) * K
 
 
 @pytest.mark.parametrize("name", methods.names())

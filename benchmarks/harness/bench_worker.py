@@ -45,11 +45,11 @@ class FusedStage(Stage):
         self._fused = programs.jit(backward_update, donate_argnames="opt_state")
 
     def backward(self, batch, dy=None):
-        memo, params = self.take_memo(batch), self.state.params
-        old, opt_state = self.backward_params(memo), self.state.opt_state
-        params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, opt_state)
+        stash, params = self.take_stash(batch), self.state.params
+        old, opt_state = self.backward_params(stash), self.state.opt_state
+        params, opt_state, dx = self._fused(stash.closure, old, stash.x, dy, params, opt_state)
         self.state = self.state._replace(params=params, opt_state=opt_state)
-        self.staleness = max(self.staleness, self.updates - memo.version)
+        self.staleness = max(self.staleness, self.updates - stash.version)
         self.updates += 1
         return {"dy": dx}
 

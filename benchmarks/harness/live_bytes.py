@@ -19,7 +19,7 @@ def buffers() -> dict[tuple[Any, int], int]:
 
 
 class Watch:
-    """Finds the most bytes on each device while it looks. `hook` looks before every operation, and counts memos.
+    """Finds the most bytes on each device while it looks. `hook` looks before every operation, and counts stashes.
 
     It counts arrays that were made after it, so make it before the pipeline. of_before: it counts all others too.
     """
@@ -28,7 +28,7 @@ class Watch:
         # Held, so that no new array can get the place of one of them.
         self.others = [] if of_before else jax.live_arrays()
         self.known = set() if of_before else set(buffers())
-        self.most, self.memos = Counter[Any](), Counter[int]()
+        self.most, self.stashes = Counter[Any](), Counter[int]()
 
     def look(self) -> None:
         now = Counter[Any]()
@@ -45,7 +45,7 @@ class Watch:
                 return dispatch()
             self.look()
             given = dispatch()
-            self.memos |= Counter({call.k: len(engine.stages[call.k].memos)})
+            self.stashes |= Counter({call.k: len(engine.stages[call.k].stashes)})
             return given
 
         return watched

@@ -41,7 +41,7 @@ class Clock:
     def held(self, k: int) -> Any:
         """The arrays of a stage that its last dispatch has made or changed."""
         stage = self.engine.stages.get(k)
-        return (stage.state, stage.sum, stage.bad, list(stage.line), list(stage.memos)[-1:]) if stage else ()
+        return (stage.state, stage.sum, stage.bad, list(stage.line), list(stage.stashes)[-1:]) if stage else ()
 
     def __call__(self, call: Call, dispatch: Callable[[], Any]) -> Any:
         if call.what == "enter":

@@ -55,7 +55,7 @@ class Processes(Protocol):
     process: int
     processes: int
 
-    def share(self, value: Any, name: str = "") -> list[Any]:
+    def all_gather(self, value: Any, name: str = "") -> list[Any]:
         """Sends a value to all processes, and returns that of each."""
         ...
 
@@ -65,7 +65,7 @@ class Alone:
 
     process, processes = 0, 1
 
-    def share(self, value: Any, name: str = "") -> list[Any]:
+    def all_gather(self, value: Any, name: str = "") -> list[Any]:
         return [value]
 
 
@@ -165,7 +165,7 @@ class Saver:
     ) -> None:
         """Writes a checkpoint, or fails in all processes. Raises NotFinite, and whatever Orbax and the system raise."""
         process, path, name = self.peers.process, path_of(self.root, step), f"checkpoint {self.saves}"
-        self.peers.share(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
+        self.peers.all_gather(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
         of_loop = {LOOP + key: value for key, value in loop.items()} if process == 0 else {}
         part: dict[str, Any] = {}
 
@@ -197,7 +197,7 @@ class Saver:
             failed = [str(error), error.lasting]
         except Exception as error:  # of Orbax, too, which wraps what the system says
             failed = [f"{reason(error)}, in process {self.peers.process}", None]
-        found = self.peers.share([made, failed], name)
+        found = self.peers.all_gather([made, failed], name)
         text, lasting = next((failed for _, failed in found if failed), ["", None])
         if text and lasting is not None:
             raise NotFinite(text, step, lasting)

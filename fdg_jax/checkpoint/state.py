@@ -1,6 +1,6 @@
 """The exact state of a run as a flat {path: array}: made of trees, read back, hashed, and searched for NaN.
 
-A path is the JAX key path of a leaf. A state has nothing private to JAX in it: a memo (what a backward pass needs) is
+A path is the JAX key path of a leaf. A state has nothing private to JAX in it: a stash (what a backward pass needs) is
 stored as the inputs of its forward pass, which is replayed when the state is restored (fdg_jax.engine.host_engine).
 """
 
@@ -20,8 +20,8 @@ Flat = dict[str, np.ndarray]
 OTHER = "it is of another model, split or method"
 # Weights, statistics and the optimizer's state. A state with a NaN in one of these cannot be trained on.
 LASTING = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
-# Arrays that are used up: messages, memos, gradients in a line or a sum, losses. A guard may still refuse what they
-# lead to. (Memos and stashed weights are both: they are used up, and hold weights and statistics.)
+# Arrays that are used up: messages, stashes, gradients in a line or a sum, losses. A guard may still refuse what they
+# lead to. (Stashes and stashed weights are both: they are used up, and hold weights and statistics.)
 PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
 
 

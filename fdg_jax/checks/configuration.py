@@ -16,7 +16,7 @@ from fdg_jax.checks.arguments import check_devices, check_key, check_problem, ch
 from fdg_jax.checks.batches import check_example
 from fdg_jax.checks.plan import plan
 from fdg_jax.config import FIELDS
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
@@ -49,7 +49,7 @@ class Configuration:
         *,
         engine: str,
         beta: float,
-        correct: str | Kind | Sequence[str | Kind],
+        correct: str | CorrectionSpec | Sequence[str | CorrectionSpec],
         learning_rate: optax.ScalarOrSchedule | None,
         momentum: float | None,
         devices: Sequence[Any] | None,

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from fdg_jax.checks.arguments import is_optimizer
-from fdg_jax.corrections.interface import Correction, Kind
+from fdg_jax.corrections.interface import Correction, CorrectionSpec
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import said
 from fdg_jax.stage.shapes import describe, first_update
@@ -18,7 +18,9 @@ Tree = Any
 WAY_OUT = "fdg_jax.corrections.interface.Correction says what each function takes and returns."
 
 
-def check(kind: Kind, correction: Correction, k: int, optimizer: optax.GradientTransformation, params: Tree) -> None:
+def check(
+    kind: CorrectionSpec, correction: Correction, k: int, optimizer: optax.GradientTransformation, params: Tree
+) -> None:
     """Checks what a correction does with a stage, without computing anything.
 
     A checkpoint has what a correction remembers, so that keeps its structure, shapes and dtypes from `init` on.

@@ -8,7 +8,7 @@ import jax
 from fdg_jax import corrections, methods
 from fdg_jax.checks import schedules
 from fdg_jax.config import JOINED, OF_CORRECTIONS, OF_METHODS, Config, values
-from fdg_jax.corrections.interface import Kind
+from fdg_jax.corrections.interface import CorrectionSpec
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import jax_internals
 from fdg_jax.methods.interface import Method
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     """
 
     method: Method
-    corrections: list[tuple[Kind, dict[str, Any]]]
+    corrections: list[tuple[CorrectionSpec, dict[str, Any]]]
     schedule: Schedule
     weights: str
     stage_options: dict[str, Any]
@@ -67,7 +67,7 @@ def plan(
     """Resolves the names, and refuses what does not go together.
 
     Arguments:
-        method: a name or a `Method`. correct: names of corrections, `Kind`s, or a list of both.
+        method: a name or a `Method`. correct: names of corrections, `CorrectionSpec`s, or a list of both.
         asked: name -> value of the options that somebody asked for; method or corrections must have them.
         rest: name -> value of others, which count where method or corrections have them.
 
@@ -98,7 +98,7 @@ def plan(
     return Plan(found, corrected, schedule, weights, of_stages, again, other)
 
 
-def lacks(name: str, value: Any, method: Method, kinds: Collection[Kind]) -> BadInput:
+def lacks(name: str, value: Any, method: Method, kinds: Collection[CorrectionSpec]) -> BadInput:
     """What to raise for an option that neither the method nor a correction has."""
     own = [name for kind in kinds for name in kind.declared]
     option = JOINED.get(name)
@@ -113,7 +113,7 @@ def lacks(name: str, value: Any, method: Method, kinds: Collection[Kind]) -> Bad
     return BadInput(f"{said(name, value)}: {fact}.{did_you_mean(name, known)} Leave it out.")
 
 
-def check_weights(weights: str, kinds: Sequence[Kind], schedule: Schedule) -> None:
+def check_weights(weights: str, kinds: Sequence[CorrectionSpec], schedule: Schedule) -> None:
     """Raises BadInput where gradients cannot be taken at these weights."""
     corrections.check_weights(kinds, weights)
     if weights == "current" and any(schedule.waits):

@@ -8,24 +8,27 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
+from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import said
 from fdg_jax.options.folder import Folder
 
 TAKES, NEEDS, WEIGHTS = ("beta",), ("learning_rate", "momentum"), ("", "stashed", "current")
-FOLDER = Folder(__name__, "correction", "CORRECTION", Kind)
+FOLDER = Folder(__name__, "correction", "CORRECTION", CorrectionSpec)
 names = FOLDER.names
 
 
-def find(name: Any) -> Kind:
-    """The correction of that name; a `Kind` is itself. BadInput where there is none, or where it is not whole."""
-    found = name if isinstance(name, Kind) else FOLDER.find(name)
+def find(name: Any) -> CorrectionSpec:
+    """The correction of that name; a `CorrectionSpec` is itself.
+
+    Raises: BadInput where there is none, or where it is not whole.
+    """
+    found = name if isinstance(name, CorrectionSpec) else FOLDER.find(name)
     check(found, f"correction {found.name}" if found is name else FOLDER.shown(found.name))
     return found
 
 
-def check(kind: Kind, file: str) -> None:
+def check(kind: CorrectionSpec, file: str) -> None:
     """Raises BadInput where a correction's file contradicts itself."""
     if kind.weights not in WEIGHTS:
         raise BadInput(f"{file}: weights is {kind.weights!r}. It can be {' or '.join(map(repr, WEIGHTS))}.")
@@ -44,7 +47,7 @@ def check(kind: Kind, file: str) -> None:
         raise BadInput(f"{fact}, but the options are {has}. Give make a parameter for each field of class Options.")
 
 
-def parse(asked: Any) -> list[Kind]:
+def parse(asked: Any) -> list[CorrectionSpec]:
     """The corrections of `--correct NAME[,NAME]`, or of a list of names and kinds, in that order. BadInput where one is
     not known, or named twice."""
     found = [find(name) for name in split_names(asked)]
@@ -65,12 +68,12 @@ def parse(asked: Any) -> list[Kind]:
 
 def split_names(asked: Any) -> list[Any]:
     """The names in "a, b", or the members of a list; whatever else it is stands for itself, and is refused later."""
-    if isinstance(asked, list | tuple) and not isinstance(asked, Kind):
+    if isinstance(asked, list | tuple) and not isinstance(asked, CorrectionSpec):
         return list(asked)
     return [name.strip() for name in asked.split(",")] if isinstance(asked, str) else [asked]
 
 
-def check_weights(found: Sequence[Kind], weights: str) -> None:
+def check_weights(found: Sequence[CorrectionSpec], weights: str) -> None:
     """Raises BadInput where a correction is for gradients taken at other weights."""
     wanted = {kind.weights: kind.name for kind in found if kind.weights}
     if len(wanted) > 1:
@@ -83,7 +86,9 @@ def check_weights(found: Sequence[Kind], weights: str) -> None:
             raise BadInput(f"{fact}. Add {said('weights', kind.weights)}.")
 
 
-def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> list[tuple[Kind, Correction]]:
+def for_stage(
+    asked: Sequence[tuple[CorrectionSpec, Mapping[str, Any]]], late: Late
+) -> list[tuple[CorrectionSpec, Correction]]:
     """What several corrections do about one stage, in the order in which they act; [] where its gradients are not late.
 
     asked: (kind, options). Raises BadInput where one lacks what it needs.

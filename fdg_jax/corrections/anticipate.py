@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.options.fields import option
 
 Prediction = Literal["spike", "linear", "last", "nesterov", "combined", "double"]
@@ -93,4 +93,4 @@ def make(late: Late, prediction: Prediction) -> Correction:
 
 
 SUMMARY = "forward at the weights expected by then: error feedback, weight prediction, spike compensation, Nesterov"
-CORRECTION = Kind(name="anticipate", summary=SUMMARY, make=make, options=Options, weights="stashed")
+CORRECTION = CorrectionSpec(name="anticipate", summary=SUMMARY, make=make, options=Options, weights="stashed")

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.options.fields import option
 
 DECAY = 0.9
@@ -30,7 +30,9 @@ class Options:
     """gate_decay: a, per update of staleness. Raises BadInput if it is negative or not finite."""
 
     gate_decay: float = option(
-        0.0, "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.", metavar="A",
+        0.0,
+        "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.",
+        metavar="A",
         inside="[0, inf)",
     )
 
@@ -50,4 +52,4 @@ def make(late: Late, gate_decay: float) -> Correction:
 
 
 SUMMARY = "gradients gated by their cosine to the mean of those before"
-CORRECTION = Kind(name="cosine", summary=SUMMARY, make=make, options=Options)
+CORRECTION = CorrectionSpec(name="cosine", summary=SUMMARY, make=make, options=Options)

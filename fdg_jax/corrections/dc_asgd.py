@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.options.fields import option
 
 DECAY, EPS = 0.95, 1e-7
@@ -34,7 +34,9 @@ class Options:
         "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
     )
     compensation_strength: float = option(
-        0.0, "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.", metavar="LAMBDA",
+        0.0,
+        "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.",
+        metavar="LAMBDA",
         inside="[0, inf)",
     )
 
@@ -61,4 +63,4 @@ def make(late: Late, compensation: str, compensation_strength: float) -> Correct
 
 
 SUMMARY = "delay compensation (Zheng et al. 2017): the gradient at the newest weights, to first order"
-CORRECTION = Kind(name="dc_asgd", summary=SUMMARY, make=make, options=Options, weights="stashed")
+CORRECTION = CorrectionSpec(name="dc_asgd", summary=SUMMARY, make=make, options=Options, weights="stashed")

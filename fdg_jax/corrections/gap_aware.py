@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 
 DECAY, EPS = 0.999, 1e-8
 
@@ -83,4 +83,4 @@ def make(late: Late) -> Correction:
 
 
 SUMMARY = "gradients divided by how far the weights have moved since (Barkai et al. 2020)"
-CORRECTION = Kind(name="gap_aware", summary=SUMMARY, make=make, needs=("learning_rate",), weights="stashed")
+CORRECTION = CorrectionSpec(name="gap_aware", summary=SUMMARY, make=make, needs=("learning_rate",), weights="stashed")

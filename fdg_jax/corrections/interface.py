@@ -1,9 +1,9 @@
 """What a correction is: what may be done about the late gradients of one stage.
 
 A gradient is late when the stage has updated its weights between the forward pass of a batch and the update by that
-batch. A file of this folder has `CORRECTION = Kind(name=..., summary=..., make=...)`; `make` is called once for every
-stage whose gradients are late, and returns a `Correction`: functions for the places where something can be done. Both
-engines use the same object.
+batch. A file of this folder has `CORRECTION = CorrectionSpec(name=..., summary=..., make=...)`; `make` is called once
+for every stage whose gradients are late, and returns a `Correction`: functions for the places where something can be
+done. Both engines use the same object.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Correction(NamedTuple):
 NONE = Correction()
 
 
-class Kind(NamedTuple):
+class CorrectionSpec(NamedTuple):
     """A correction as a file of this folder describes it.
 
     make(late, **options) -> Correction.

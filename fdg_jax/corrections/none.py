@@ -1,6 +1,6 @@
 """No correction: a gradient is used as it comes, however late."""
 
-from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
+from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 
 def make(late: Late) -> Correction:
@@ -9,4 +9,4 @@ def make(late: Late) -> Correction:
     return NONE
 
 
-CORRECTION = Kind(name="none", summary="late gradients are used as they come", make=make)
+CORRECTION = CorrectionSpec(name="none", summary="late gradients are used as they come", make=make)

@@ -19,7 +19,7 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.options.fields import option
 
 
@@ -49,4 +49,4 @@ def make(late: Late, anneal_updates: int) -> Correction:
 
 
 SUMMARY = "updates divided by the staleness (Zhang et al. 2016), for a while only with --anneal-updates (PipeMare's T1)"
-CORRECTION = Kind(name="rate", summary=SUMMARY, make=make, options=Options)
+CORRECTION = CorrectionSpec(name="rate", summary=SUMMARY, make=make, options=Options)

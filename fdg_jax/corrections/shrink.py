@@ -12,7 +12,7 @@ chain as it is.
 
 import optax
 
-from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
+from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 
 def make(late: Late, beta: float = 1.0) -> Correction:
@@ -23,4 +23,4 @@ def make(late: Late, beta: float = 1.0) -> Correction:
 
 
 SUMMARY = "FDG's beta: the gradient of stage k times beta**(K-k)"
-CORRECTION = Kind(name="shrink", summary=SUMMARY, make=make, takes=("beta",))
+CORRECTION = CorrectionSpec(name="shrink", summary=SUMMARY, make=make, takes=("beta",))

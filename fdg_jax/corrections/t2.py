@@ -4,7 +4,7 @@
 
 It is for gradients at the newest weights (--weights current): activations are those of the batch's forward pass, and
 the weights that they met are estimated by going τ updates back along the average update d. D = e^-2 is PipeMare's. With
-D = 0 and equal updates the estimate is exact. A memo of this library still refers to its weights, for checkpoints, so
+D = 0 and equal updates the estimate is exact. A stash of this library still refers to its weights, for checkpoints, so
 T2 saves no memory here; it costs one copy. PipeMare's T3 is no correction but a start: some synchronous epochs first,
 here a run with --method bp whose weights --init-from gives to the next one (docs/corrections.md). Of PipeMare's text
 only the abstract was at hand: T2's equations and its D are told from memory.
@@ -15,7 +15,7 @@ import dataclasses
 import jax
 import optax
 
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from fdg_jax.options.fields import option
 
 
@@ -46,4 +46,4 @@ def make(late: Late, discrepancy: float) -> Correction:
 
 
 SUMMARY = "PipeMare's T2: backward at an estimate of the weights of the forward pass"
-CORRECTION = Kind(name="t2", summary=SUMMARY, make=make, options=Options, weights="current")
+CORRECTION = CorrectionSpec(name="t2", summary=SUMMARY, make=make, options=Options, weights="current")

@@ -2,9 +2,9 @@
 
 How many things a stage holds comes from running its schedule on integers; how large they are comes from shapes. Only
 the forward pass is traced, which the training then need not do again. Stage k < K of FDG holds, for stashed and current
-weights alike (a memo refers to its old weights in both cases, see fdg_jax.stage.stage):
+weights alike (a stash refers to its old weights in both cases, see fdg_jax.stage.stage):
 
-    weights + optimizer + statistics + 2(K-k) memos + the weights of as many updates as lie between + messages
+    weights + optimizer + statistics + 2(K-k) stashes + the weights of as many updates as lie between + messages
 
 `benchmarks/memory.py` measures the same from the arrays that exist.
 """
@@ -36,12 +36,12 @@ class Memory(NamedTuple):
     weights, statistics: the network's newest.
     optimizer: the optimizer's state.
     auxiliary: what the method adds (heads, synthesizers, feedback weights), and the state of a correction.
-    memos: what is kept of batches until their gradients come (activations, inputs, statistics).
-    old_weights: earlier weights that memos refer to.
+    stashes: what is kept of batches until their gradients come (activations, inputs, statistics).
+    old_weights: earlier weights that stashes refer to.
     gradients: those that wait in ADL's sum or in a delay line.
     in_flight: messages that wait to be read, or have just been sent.
-    kept: not bytes, but the number of batches in `memos`.
-    memo: bytes of one memo; not part of the total.
+    kept: not bytes, but the number of batches in `stashes`.
+    stash: bytes of one stash; not part of the total.
 
     It leaves out what lives within a program or between backward pass and update: XLA's temporary buffers, and one
     gradient, as large as weights and auxiliary weights.
@@ -52,12 +52,12 @@ class Memory(NamedTuple):
     optimizer: int
     statistics: int
     auxiliary: int
-    memos: int = 0
+    stashes: int = 0
     old_weights: int = 0
     gradients: int = 0
     in_flight: int = 0
     kept: int = 0
-    memo: int = 0
+    stash: int = 0
 
     @property
     def total(self) -> int:
@@ -116,8 +116,8 @@ class StageContents:
         self.seen = seen
         self.k, self.delay, self.accumulate = stage.k, stage.delay, stage.accumulate
         kept = stage.kept_shapes(x, labels)
-        memo = kept["B"]
-        self.old = tree_bytes(stage.state.params) if hasattr(memo, "params") else 0
+        stash = kept["B"]
+        self.old = tree_bytes(stage.state.params) if hasattr(stash, "params") else 0
         self.gradient = tree_bytes(stage.state.params)
         self.sizes = {kind: tree_bytes(tree) for kind, tree in kept.items()}
         self.sizes["B"] -= self.old
@@ -160,12 +160,12 @@ class StageContents:
         versions = versions | shown if self.ahead else versions - {self.updates}
         under_way = len(self.waiting) + (max(0, self.passes - self.delay) % self.accumulate > 0)
         now = self.base._replace(
-            memos=sum(len(pile) * self.sizes[kind] for kind, pile in self.kept.items()),
+            stashes=sum(len(pile) * self.sizes[kind] for kind, pile in self.kept.items()),
             old_weights=len(versions) * self.old,
             gradients=under_way * self.gradient,
             in_flight=self.mail + sent,
             kept=len(self.kept["B"]),
-            memo=self.sizes["B"],
+            stash=self.sizes["B"],
         )
         self.seen.append((self.k, now))
 

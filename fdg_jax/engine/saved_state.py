@@ -18,7 +18,7 @@ def of_stage(name: str) -> int | None:
 
 
 def batch_sizes(state: Mapping[str, Any]) -> dict[int, int]:
-    """The number of examples of each batch in flight in a saved state: the length of its messages and memos."""
+    """The number of examples of each batch in flight in a saved state: the length of its messages and stashes."""
     paths = ((re.match(r"stage\d+/memo/(\d+)/(?:x|\[0\])|mail/\w+/\d+/(\d+)/", name), name) for name in state)
     return {int(found[1] or found[2]): len(state[name]) for found, name in paths if found}
 

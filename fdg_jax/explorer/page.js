@@ -390,8 +390,8 @@ function staleWords(p) {
 }
 
 function costWords(p) {
-  const most = Math.max(...p.staleness), limit = data.limits[0][most], memos = Math.max(...p.memos);
-  const keeps = memos ? `A stage keeps up to ${memos} batch${memos > 1 ? "es" : ""} from one tick to the next.` : "";
+  const most = Math.max(...p.staleness), limit = data.limits[0][most], stashes = Math.max(...p.stashes);
+  const keeps = stashes ? `A stage keeps up to ${stashes} batch${stashes > 1 ? "es" : ""} from one tick to the next.` : "";
   if (!most && (p.method.bp === "never" || (p.method.bp !== "always" && p.ops.length > 1))) {
     return ["No lateness, but not BP's gradients", `${call(p.method.name)} computes other gradients than BP. What that costs in accuracy is not on this page. ${keeps}`];
   }

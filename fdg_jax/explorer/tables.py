@@ -56,7 +56,7 @@ class Tables:
             "spread": method.places is not None,
             "staleness": schedule.staleness,
             "mean": schedule.mean_staleness,
-            "memos": trace.memos,
+            "stashes": trace.stashes,
             "accumulate": schedule.accumulate,
             "parts": schedule.micro_batches,
             **within_a_tick(schedule, method),
@@ -156,7 +156,5 @@ def tables(start: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "ticks": [*made.ticks],
         "schedules": made.schedules,
         "momenta": quadratic.MOMENTA,
-        "limits": [
-            [round(quadratic.stability_limit(n, m), 6) for n in range(longest + 1)] for m in quadratic.MOMENTA
-        ],
+        "limits": [[round(quadratic.stability_limit(n, m), 6) for n in range(longest + 1)] for m in quadratic.MOMENTA],
     }

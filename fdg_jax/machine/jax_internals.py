@@ -2,7 +2,7 @@
 function is traced, and the coordination service of several processes.
 
 `jax.vjp` returns a closure that is a pytree. Its leaves include the arguments, so a jitted function that returns it
-would copy them: every memo would have its own copy of the weights. `strip` removes the arguments before the closure
+would copy them: every stash would have its own copy of the weights. `strip` removes the arguments before the closure
 leaves the forward program. `bind` puts arguments back inside the backward program. Which weights are put back is the
 whole difference between `stashed` and `current`.
 """

@@ -1,6 +1,6 @@
 """The paper's Tables 1 and 2 for every method and any K, and a third one of the corrections of late gradients.
 
-All of it is derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), memos and staleness from a run
+All of it is derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), stashes and staleness from a run
 on integers, parameters from the shapes of the real pipeline.
 """
 
@@ -28,9 +28,9 @@ class Row(NamedTuple):
     name, schedule: the method's.
     locks: which of its operations wait.
     auxiliary: number of trained parameters that do not belong to the network.
-    memos: the largest of any stage.
+    stashes: the largest of any stage.
     staleness: of the stages 1..K, in updates: the average in the full pipeline.
-    old_weights: the most copies of its weights, beside the newest, that a stage keeps for its memos.
+    old_weights: the most copies of its weights, beside the newest, that a stage keeps for its stashes.
     time, speed_up: per batch with a barrier after each tick, and over BP.
     free, free_speed_up: the same without a barrier.
     """
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     schedule: Schedule
     locks: Locks
     auxiliary: int  # trained parameters that are not the network's
-    memos: int
+    stashes: int
     staleness: tuple[float, ...]
     old_weights: int
     time: Time
@@ -67,7 +67,7 @@ def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
         schedule=schedule,
         locks=locks(schedule),
         auxiliary=auxiliary,
-        memos=max(trace.memos),
+        stashes=max(trace.stashes),
         staleness=schedule.mean_staleness,
         old_weights=max(map(max, trace.staleness)) if keeps_weights(name) else 0,
         time=tick_time(schedule, cost),
@@ -135,13 +135,13 @@ def keeps_weights(name: str) -> bool:
 
 
 def table_1(rows: Sequence[Row]) -> str:
-    """Table 1: lockings, auxiliary networks, memos, staleness and old weights."""
+    """Table 1: lockings, auxiliary networks, stashes, staleness and old weights."""
     head = ["method", "forward", "backward", "update", "lockings", "auxiliary networks", "parameters"]
-    table = [[*head, "memos", "staleness", "old weights"]]
+    table = [[*head, "stashes", "staleness", "old weights"]]
     for r in rows:
         three = ["locked" if locked else "-" for locked in (r.locks.forward, r.locks.backward, r.locks.update)]
         answers = ["Yes" if answer else "No" for answer in (r.locks.waits, r.auxiliary)]
-        kept = [str(r.memos), late(r.staleness), str(r.old_weights)]
+        kept = [str(r.stashes), late(r.staleness), str(r.old_weights)]
         table.append([r.name, *three, *answers, f"{r.auxiliary:,}", *kept])
     return draw(table)
 
@@ -199,7 +199,7 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     others = f" but {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
     lines = [
         "Locked: in a steady tick an F waits for another stage's F (forward), a B for a later stage's B (backward) or",
-        "F (update). Memos: the most batches that a stage keeps from one tick to the next; staleness: of each stage,",
+        "F (update). Stashes: the most batches that a stage keeps from one tick to the next; staleness: of each stage,",
         "the average of its updates between a batch's forward pass and the update by that batch; old weights: the most",
         f"copies that a stage keeps of its weights beside the newest. Options: defaults{others}.",
         "Time: the critical path through a tick of the full pipeline, the next tick beginning when every stage is done",
@@ -209,7 +209,7 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     ]
     lines += [
         "Table 3: remembered arrays; forward weights that differ from the newest; the delay line keeps old weights as",
-        "long as gradients wait (a pipeline has them in its memos).",
+        "long as gradients wait (a pipeline has them in its stashes).",
     ]
     gained = [r for r in rows if r.free.at(LENGTHS) < r.time.at(LENGTHS)]
     linear = [r for r in gained if r.free == Time(Fraction(1, K), Fraction(1, K), Fraction(0))]

@@ -181,8 +181,8 @@ class SyntheticGradientStage(Stage):
     def auxiliary(self):
         return () if self.spec.last else self.state.own.params
 
-    def saved_memos(self) -> dict[str, Any]:
-        flat = super().saved_memos()
+    def saved_stashes(self) -> dict[str, Any]:
+        flat = super().saved_stashes()
         for asked in self.asked:
             flat |= states.flatten((asked.y, asked.labels), f"asked/{asked.batch}/")
         return flat

@@ -34,8 +34,8 @@ class FeedbackStage(Stage):
         variables = programs.jit(lambda key: init_variables(spec.module, key, example(zeros(spec.x))))(spec.key)
         return functions, state._replace(own=variables.get("params", {}))
 
-    def backward_params(self, memo):
-        return jax.tree.map(lambda own, random: random if own.ndim > 1 else own, memo.params, self.state.own)
+    def backward_params(self, stash):
+        return jax.tree.map(lambda own, random: random if own.ndim > 1 else own, stash.params, self.state.own)
 
 
 METHOD = Method(

@@ -48,7 +48,7 @@ class StoredInput(NamedTuple):
 
 
 class ReplayStage(Stage):
-    """A stage whose memos are inputs. Its B is a forward and a backward pass."""
+    """A stage whose stashes are inputs. Its B is a forward and a backward pass."""
 
     keeps_weights = False
 
@@ -72,13 +72,13 @@ class ReplayStage(Stage):
 
     def forward(self, batch: int, x, labels=None):
         messages, changed, rng = self._play(self.state.params, self.state.extra, x, labels)
-        self.memos.append(StoredInput(batch, x, labels, rng, self.updates))
+        self.stashes.append(StoredInput(batch, x, labels, rng, self.updates))
         self.state = self.state._replace(extra=changed)
         return messages
 
     def backward(self, batch: int, dy=None):
         """Dispatches B: forward again on the stored inputs, with the newest weights, and then back."""
-        stored, params = self.take_memo(batch), self.state.params
+        stored, params = self.take_stash(batch), self.state.params
         _, changed, closure = self._again(params, self.state.extra, stored.rng, stored.x, stored.labels)
         self.state = self.state._replace(extra=changed)
         grads, dx = self._backward(closure, params, stored.x, dy)
@@ -93,15 +93,15 @@ class ReplayStage(Stage):
         """The shape of the stage's random key; None if it draws nothing."""
         return self.layout.extra.shapes.get("rng")
 
-    def saved_memos(self) -> dict[str, Any]:
+    def saved_stashes(self) -> dict[str, Any]:
         flat: dict[str, Any] = {}
-        for stored in self.memos:
+        for stored in self.stashes:
             flat |= states.flatten((stored.x, stored.labels), f"memo/{stored.batch}/")
             flat |= states.flatten({"rng": stored.rng}, f"memo/{stored.batch}/")
             flat[f"memo/{stored.batch}/version"] = np.int64(stored.version)
         return flat
 
-    def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> StoredInput:
+    def restored_stash(self, batch: int, flat: Mapping[str, Any]) -> StoredInput:
         template = (self.spec.x, self.spec.labels if self.takes_labels else None)
         x, labels = self.restored_message(template, flat, f"memo/{batch}/")
         rng = self.place.put_weights(states.unflatten({"rng": self.key_shape}, flat, f"memo/{batch}/"))["rng"]

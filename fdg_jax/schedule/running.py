@@ -16,7 +16,7 @@ class Trace(NamedTuple):
     version[op]: the weight version (number of updates so far) that stage op.k uses in that operation.
     tick[op]: the tick of that operation.
     staleness[k-1]: for each batch, the updates of stage k between its forward pass and the update that it causes.
-    memos[k-1]: the most batches that stage k keeps at the end of a tick: their forward pass has been done, their last
+    stashes[k-1]: the most batches that stage k keeps at the end of a tick: their forward pass has been done, their last
         operation has not.
     first_update[k-1]: the tick of stage k's first update.
     """
@@ -24,7 +24,7 @@ class Trace(NamedTuple):
     version: dict[Op, int]
     tick: dict[Op, int]
     staleness: tuple[list[int], ...]
-    memos: tuple[int, ...]
+    stashes: tuple[int, ...]
     first_update: tuple[int, ...]
 
 
@@ -41,7 +41,7 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
         ScheduleError: an operation needs what does not exist, is done twice, or sends what nobody reads.
     """
     K, done, version = schedule.K, dict[Op, int](), dict[Op, int]()
-    updates, held, memos, first_update = [0] * K, [0] * K, [0] * K, [0] * K
+    updates, held, stashes, first_update = [0] * K, [0] * K, [0] * K, [0] * K
     waiting: list[list[Op]] = [[] for _ in range(K)]  # forward passes whose gradients have not been used
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
     last = {(op.k, op.batch): op for _, tick in schedule.run(batches) for op in tick}
@@ -64,14 +64,14 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
             if step.updates:
                 updates[i] += 1
                 first_update[i] = first_update[i] or t
-        memos = [max(pair) for pair in zip(memos, held, strict=True)]
+        stashes = [max(pair) for pair in zip(stashes, held, strict=True)]
     for i, left in enumerate(waiting):  # what stages put off is used at the end of the drain
         for forward in left:
             staleness[i].append(len(staleness[i]) // schedule.accumulate - version[forward])
     if mail:
         unread = [f"{address.what} of batch {address.batch} for stage k={address.k}" for address in sorted(mail)[:5]]
         raise ScheduleError(f"{schedule.name}: sent and never read: {', '.join(unread)}.")
-    return Trace(version, done, staleness, tuple(memos), tuple(first_update))
+    return Trace(version, done, staleness, tuple(stashes), tuple(first_update))
 
 
 def _check_step(schedule: Schedule, t: int, step: Step, mail: set[Address], done: dict[Op, int]) -> None:

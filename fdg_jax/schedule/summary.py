@@ -9,7 +9,7 @@ from fdg_jax.schedule.running import steady_after, validate
 
 
 def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, str] | None = None) -> str:
-    """Describes a schedule: its drawing, then for each stage delay, staleness, first update, memos, weight versions.
+    """Describes a schedule: its drawing, then for each stage delay, staleness, first update, stashes, weight versions.
 
     Arguments:
         schedule: what to describe.
@@ -29,12 +29,12 @@ def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, s
         full = next(t for t, tick in schedule.run(batches) if len(tick) == steady)
         ticks = full + min(full, 2)
     shown = min(batches, max(1, ticks - K + 1))
-    table = [["stage", "delay", "staleness", "first update", "memos", f"weight version at F1..F{shown}"]]
+    table = [["stage", "delay", "staleness", "first update", "stashes", f"weight version at F1..F{shown}"]]
     for k in range(1, K + 1):
         versions = " ".join(str(trace.version[Op("F", k, b)]) for b in range(1, shown + 1))
         delay = trace.tick[Op("B", k, batches)] - trace.tick[Op("F", k, batches)]
         row = [f"k={k}", str(delay), str(max(trace.staleness[k - 1])), f"t={trace.first_update[k - 1]}"]
-        table.append([*row, str(trace.memos[k - 1]), versions])
+        table.append([*row, str(trace.stashes[k - 1]), versions])
     M, part = schedule.accumulate, schedule.micro_batches > 1
     sentences = [
         f"F3: forward of {'micro-' if part else ''}batch 3.",
@@ -44,6 +44,6 @@ def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, s
         *([f"A stage updates after every {M} of its backward passes."] if M > 1 else []),
         "Delay: the ticks between F and B; staleness: the stage's own updates between the forward pass and the update "
         "by that batch.",
-        "Weight version: updates already made. Memos: batches that a stage keeps at the end of a tick.",
+        "Weight version: updates already made. Stashes: batches that a stage keeps at the end of a tick.",
     ]
     return f"{render(schedule, ticks)}\n\n{draw(table)}\n\n{textwrap.fill(' '.join(sentences), 110)}"

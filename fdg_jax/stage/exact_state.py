@@ -22,8 +22,8 @@ from fdg_jax.transport.devices import Place
 Tree = Any
 
 
-class Memo(NamedTuple):
-    """What a stage keeps of a batch until its gradient comes.
+class Stash(NamedTuple):
+    """What a stage keeps of a batch until its gradient comes. In saved states its name is memo.
 
     batch: the batch's number.
     closure: the VJP closure, which holds the activations only.
@@ -45,7 +45,7 @@ class Memo(NamedTuple):
 class Checkpointed:
     """The part of a stage (fdg_jax.stage.stage.Stage) that saves and restores it.
 
-    A method whose stages keep something else than a `Memo` overrides `saved_memos` and `restored_memo`.
+    A method whose stages keep something else than a `Stash` overrides `saved_stashes` and `restored_stash`.
     """
 
     spec: Spec
@@ -53,7 +53,7 @@ class Checkpointed:
     layout: Layout
     accumulate: int
     state: StageState
-    memos: deque[Any]
+    stashes: deque[Any]
     line: deque[tuple[Tree, int, Tree]]
     sum: Tree
     summed: int
@@ -89,24 +89,24 @@ class Checkpointed:
             flat |= states.flatten(of_params.unpack_now(grads), f"line/{i}/")
             flat[f"line/{i}/version"] = np.int64(self.line[i][1])
         flat |= self.saved_weights({version: then for _, version, then in self.line if then is not None})
-        return flat | self.saved_memos()
+        return flat | self.saved_stashes()
 
     def saved_weights(self, weights: Mapping[int, Tree]) -> dict[str, Any]:
-        """Weights by their version, each once, however many memos refer to it."""
+        """Weights by their version, each once, however many stashes refer to it."""
         flat: dict[str, Any] = {}
         for version, params in weights.items():
             flat |= states.flatten(self.layout.params.unpack_now(params), f"weights/{version}/")
         return flat
 
-    def saved_memos(self) -> dict[str, Any]:
-        """What the memos' forward passes began with, and the weights of these."""
+    def saved_stashes(self) -> dict[str, Any]:
+        """What the stashes' forward passes began with, and the weights of these."""
         flat: dict[str, Any] = {}
-        for memo in self.memos:
-            flat |= states.flatten(memo.x, f"memo/{memo.batch}/x")
-            flat |= states.flatten(self.layout.extra.unpack_now(memo.extra), f"memo/{memo.batch}/extra")
-            flat[f"memo/{memo.batch}/version"] = np.int64(memo.version)
-            flat |= {} if memo.labels is None else states.flatten(memo.labels, f"memo/{memo.batch}/labels")
-        return flat | self.saved_weights({memo.version: memo.params for memo in self.memos})
+        for stash in self.stashes:
+            flat |= states.flatten(stash.x, f"memo/{stash.batch}/x")
+            flat |= states.flatten(self.layout.extra.unpack_now(stash.extra), f"memo/{stash.batch}/extra")
+            flat[f"memo/{stash.batch}/version"] = np.int64(stash.version)
+            flat |= {} if stash.labels is None else states.flatten(stash.labels, f"memo/{stash.batch}/labels")
+        return flat | self.saved_weights({stash.version: stash.params for stash in self.stashes})
 
     def empty_copy(self) -> Self:
         """A stage with the same programs and nothing in flight. Restoring it leaves this one as it is."""
@@ -136,16 +136,16 @@ class Checkpointed:
         self.updates, self.staleness = number(flat, "updates"), number(flat, "staleness")
         self.summed, self.since = summed, number(flat, "since")
         self.line.clear()
-        self.memos.clear()
+        self.stashes.clear()
         for i in states.numbers(flat, "line/"):
             grads = self.restored_packed(self.layout.params, flat, f"line/{i}/")
             version = number(flat, f"line/{i}/version")
             self.line.append((grads, version, self.restored_weights(version, flat) if self._correct else None))
         for batch in states.numbers(flat, "memo/"):
-            self.memos.append(self.restored_memo(batch, flat))
+            self.stashes.append(self.restored_stash(batch, flat))
 
-    def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Any:
-        """The memo of a batch, its closure made by replaying the forward pass: equal to the saved one in every bit."""
+    def restored_stash(self, batch: int, flat: Mapping[str, Any]) -> Any:
+        """The stash of a batch, its closure made by replaying the forward pass: equal to the saved one in every bit."""
         version = number(flat, f"memo/{batch}/version")
         params = self.restored_weights(version, flat)
         extra = self.restored_packed(self.layout.extra, flat, f"memo/{batch}/extra")
@@ -158,11 +158,11 @@ class Checkpointed:
         except (TypeError, ValueError, FlaxError) as error:
             fact = f"the checkpoint's batch {batch} does not fit stage k={self.spec.k}: {sentence(error)}"
             raise BadInput(f"{fact} It is of another model, split or method.") from error
-        return Memo(batch, closure, params, extra, x, version, labels)
+        return Stash(batch, closure, params, extra, x, version, labels)
 
     def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:
-        """The weights of that version. Memos and gradients that had the same ones share them again."""
-        known = [(memo.version, memo.params) for memo in self.memos if hasattr(memo, "params")]
+        """The weights of that version. Stashes and gradients that had the same ones share them again."""
+        known = [(stash.version, stash.params) for stash in self.stashes if hasattr(stash, "params")]
         known += [(version, then) for _, version, then in self.line if then is not None]
         shared = next((params for found, params in known if found == version), None)
         return self.restored_packed(self.layout.params, flat, f"weights/{version}/") if shared is None else shared

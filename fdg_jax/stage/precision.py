@@ -2,7 +2,7 @@
 
 With `dtype="bfloat16"`, a stage rounds its kernels (parameters with two axes or more) and its activations to bfloat16
 *before* the VJP is taken; gradients come back as float32. A layer that rounded its weights itself would put the rounded
-copies among the closure's activations: one copy per memo, and old weights where `current` asks for the newest.
+copies among the closure's activations: one copy per stash, and old weights where `current` asks for the newest.
 Everything else stays float32: vectors (biases, scale and running statistics of a batch norm), the optimizer's state,
 gradients on their way to it, the network's outputs, the loss. bfloat16 has float32's range, so the loss needs no
 scaling.

@@ -1,8 +1,9 @@
 """Which stages recompute their activations instead of keeping them (rematerialisation).
 
-The first stages hold the most memos: stage k holds 2(K-k). With `--remat 1`, the memos of stage 1 keep only the inputs,
-and each of its backward passes computes the forward pass again. Training stays the same as long as the backward pass
-uses the weights of the forward pass. Otherwise the recomputed activations would be those of other weights (that is FR).
+The first stages hold the most stashes: stage k holds 2(K-k). With `--remat 1`, the stashes of stage 1 keep only the
+inputs, and each of its backward passes computes the forward pass again. Training stays the same as long as the backward
+pass uses the weights of the forward pass. Otherwise the recomputed activations would be those of other weights (that is
+FR).
 This module needs no JAX.
 """
 

@@ -1,6 +1,6 @@
 """Stage k of the network on its device: its state, its compiled programs, and what it keeps of batches in flight.
 
-A stage never waits for a gradient. It keeps what it needs to use the gradient later (a memo), and uses it when it
+A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses it when it
 comes: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stage.functions) and owns
 everything that changes. A method whose stages keep something else, or compute gradients in another way, has a subclass
 of `Stage` in its own file.
@@ -18,7 +18,7 @@ import numpy as np
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
 from fdg_jax.stage import evaluated_weights
-from fdg_jax.stage.exact_state import Checkpointed, Memo
+from fdg_jax.stage.exact_state import Checkpointed, Stash
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
 from fdg_jax.stage.nonfinite import guard_statistics
 from fdg_jax.stage.packing import Closure, Layout, on_packed
@@ -31,9 +31,9 @@ Tree = Any
 class Stage(Checkpointed):
     """Stage k of K on its device.
 
-    A memo refers to the weights of its forward pass even if `stashed` is False (weights="current"), because a
-    checkpoint needs them; so that saves no memory. Weights are never donated, since memos refer to them. The arrays of
-    `state`, `line`, `sum` and the memos are packed (fdg_jax.stage.packing), and `functions` work on packed arrays.
+    A stash refers to the weights of its forward pass even if `stashed` is False (weights="current"), because a
+    checkpoint needs them; so that saves no memory. Weights are never donated, since stashes refer to them. The arrays
+    of `state`, `line`, `sum` and the stashes are packed (fdg_jax.stage.packing), and `functions` work on packed arrays.
 
     Arguments:
         spec: what the stage consists of.
@@ -55,7 +55,7 @@ class Stage(Checkpointed):
         keeps: what a stage keeps of a batch, by its name in a checkpoint: the kind of operation that needs it last.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
         packs: whether small arrays are packed.
-        keeps_weights: whether a memo refers to the weights of its forward pass.
+        keeps_weights: whether a stash refers to the weights of its forward pass.
     """
 
     backward_at_other_weights = ""
@@ -79,7 +79,7 @@ class Stage(Checkpointed):
         self.spec = spec._replace(variables={})  # else the initial weights would stay in memory
         self.layout = layout = Layout.of(state, self.packs)
         self.state = layout.pack_now(place.put_weights(state))
-        self.memos: deque[Any] = deque()
+        self.stashes: deque[Any] = deque()
         # (gradients, the weight version at which they were taken, those weights where a correction needs them)
         self.line: deque[tuple[Tree, int, Tree]] = deque()
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
@@ -166,39 +166,39 @@ class Stage(Checkpointed):
         """Dispatches F. Returns {"x": outputs}, or {"loss": loss} for stage K."""
         params, extra, version = self.forward_params(), self.state.extra, self.updates
         messages, changed, closure = self._forward(params, extra, x, labels)
-        self.memos.append(Memo(batch, closure, params, extra, x, version, labels))
+        self.stashes.append(Stash(batch, closure, params, extra, x, version, labels))
         self.state = self.state._replace(extra=changed)
         return messages
 
     def backward(self, batch: int, dy: Tree = None) -> dict[str, Tree]:
         """Dispatches B, and the update if one is due. Returns {"dy": cotangent of the inputs}, for stage k-1."""
-        memo = self.take_memo(batch)
-        grads, dx = self._backward(memo.closure, self.backward_params(memo), memo.x, dy)
-        then = (memo.params,) if self._correct else ()  # so that a subclass may override `use` without it
-        self.use(grads, memo.version, *then)
+        stash = self.take_stash(batch)
+        grads, dx = self._backward(stash.closure, self.backward_params(stash), stash.x, dy)
+        then = (stash.params,) if self._correct else ()  # so that a subclass may override `use` without it
+        self.use(grads, stash.version, *then)
         return {"dy": dx}
 
     def forward_params(self) -> Tree:
         """The weights for a forward pass: the newest ones, or what a correction makes of them."""
         if self._ahead is None:
             return self.state.params
-        if self.ahead is None:  # once per update, so that all memos of a weight version share them
+        if self.ahead is None:  # once per update, so that all stashes of a weight version share them
             self.ahead = self._ahead(self.state.params, self.state.correction)
         return self.ahead
 
-    def backward_params(self, memo: Memo) -> Tree:
+    def backward_params(self, stash: Stash) -> Tree:
         """The weights for a backward pass."""
         if self.stashed:
-            return memo.params
+            return stash.params
         state = self.state
         return self._back(state.params, state.correction) if self._back else state.params
 
-    def take_memo(self, batch: int) -> Any:
-        """Removes and returns the oldest memo. Raises ScheduleError if it is of another batch."""
-        memo = self.memos.popleft()
-        if memo.batch != batch:
-            raise ScheduleError(f"stage k={self.k} is asked for B{batch} but the oldest memo is of {memo.batch}")
-        return memo
+    def take_stash(self, batch: int) -> Any:
+        """Removes and returns the oldest stash. Raises ScheduleError if it is of another batch."""
+        stash = self.stashes.popleft()
+        if stash.batch != batch:
+            raise ScheduleError(f"stage k={self.k} is asked for B{batch} but the oldest stash is of {stash.batch}")
+        return stash
 
     def use(self, grads: Tree, version: int, then: Tree = None) -> None:
         """Puts a gradient into the delay line and applies the one that comes out, if any.
@@ -262,7 +262,7 @@ class Stage(Checkpointed):
         """
         state = self.state
         _, _, closure = self._forward.eval_shape(state.params, state.extra, x, labels)
-        return {"B": Memo(0, closure, state.params, state.extra, x, 0, labels)}
+        return {"B": Stash(0, closure, state.params, state.extra, x, 0, labels)}
 
     def outputs(self, x: Tree) -> Tree:
         """Dispatches a forward pass in evaluation mode, with the newest weights and statistics."""

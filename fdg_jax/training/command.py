@@ -73,7 +73,7 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
 
     peers = join(joining, asked, given)
     with ExitStack() as held:
-        path, resume = peers.told(lambda: claim(asked, held))
+        path, resume = peers.from_zero(lambda: claim(asked, held))
         path = Path(path)
         if peers.processes > 1:
             check_shared(path, peers, "--run-dir")
@@ -82,8 +82,8 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
             checks.check(asked, given if not asked.resume else frozenset())
         options, config = asked, None
         if asked.resume:
-            options, config = peers.each(lambda: resumed(path, asked, given))
-            if peers.told(lambda: finished(path, options)):
+            options, config = peers.on_all(lambda: resumed(path, asked, given))
+            if peers.from_zero(lambda: finished(path, options)):
                 if peers.first:
                     lifecycle.write_report(path, config)  # a process that was killed at its very end may lack it
                 return 0

@@ -50,9 +50,7 @@ class Partition(NamedTuple):
         return (0, *self.cuts, len(self.blocks))
 
 
-def partition(
-    options: Config, dataset: data.Source, device: Any, seconds: list[float] | None = None
-) -> Partition:
+def partition(options: Config, dataset: data.Source, device: Any, seconds: list[float] | None = None) -> Partition:
     """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
 
     device: of stage 1, on which `--split measured` measures. seconds: of each block, if they have been measured.
@@ -143,17 +141,15 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
         devices.stage_devices(emulated)
 
 
-def prepare(
-    options: Config, note: str = "", peers: Peers = ALONE, initial: InitialWeights | None = None
-) -> Job:
+def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: InitialWeights | None = None) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
     note: what the run that is being resumed had to say of its data. peers: the processes that train together; by
         default this one alone, even if others have joined it. initial: the weights of another network, for a new run.
     """
-    dataset = peers.each(lambda: load_data(options, note))
+    dataset = peers.on_all(lambda: load_data(options, note))
     peers.compare({"data set": dataset.name, "examples": dataset.fingerprint})
-    return peers.each(lambda: built(options, dataset, peers, initial=initial))
+    return peers.on_all(lambda: built(options, dataset, peers, initial=initial))
 
 
 def built(
@@ -194,8 +190,13 @@ def built(
         stages=split.stages(parts.blocks, parts.cuts),
         loss=cross_entropy,
         optimizer=recipe.optimizer(
-            options.optimizer, schedule, momentum=options.momentum, weight_decay=options.weight_decay,
-            decay=options.decay, b2=options.b2, clip_norm=options.clip_norm,
+            options.optimizer,
+            schedule,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            decay=options.decay,
+            b2=options.b2,
+            clip_norm=options.clip_norm,
         ),
         method=options.method,
         devices=stage_devices,
@@ -232,7 +233,7 @@ def agreed_partition(options: Config, dataset: data.Source, device: Any, peers: 
     """The network's stages. Where block times decide, process 0 measures them for all."""
     if options.split != "measured" or peers.processes == 1:
         return partition(options, dataset, device)
-    costs = peers.told(lambda: partition(options, dataset, device).costs)
+    costs = peers.from_zero(lambda: partition(options, dataset, device).costs)
     return partition(options, dataset, device, costs)
 
 

@@ -40,8 +40,8 @@ OF_A_PROCESS = ("run_dir", "data_dir")  # options that may differ: paths of a ho
 class JoinedPeers(Peers):
     """A training in several processes that have joined (fdg_jax.transport.joining).
 
-    `meet` never waits for a batch of another process: a thread learns that somebody asks for a meeting, says how often
-    its process has called `meet`, and all meet at the call after the largest such number.
+    `agree` never waits for a batch of another process: a thread learns that somebody asks for a meeting, says how often
+    its process has called `agree`, and all meet at the call after the largest such number.
 
     Arguments:
         process, processes: as in `Peers`.
@@ -60,8 +60,8 @@ class JoinedPeers(Peers):
         self.agreed: tuple[int, dict[str, Any]] | None = None  # (call at which all meet, the facts)
         Thread(target=self.listen, name="meetings", daemon=True).start()
 
-    def share(self, value: Any, name: str = "") -> list[Any]:
-        """As `Peers.share`. Raises Silent where another process does not answer."""
+    def all_gather(self, value: Any, name: str = "") -> list[Any]:
+        """As `Peers.all_gather`. Raises Silent where another process does not answer."""
         if not name:
             self.shared, name = self.shared + 1, f"shared {self.shared}"
         self.leave(f"{name}/{self.process}", json.dumps(value))
@@ -123,20 +123,20 @@ class JoinedPeers(Peers):
 
     def on_one_core(self) -> bool:
         """Whether process 0 may use one core only. All act alike, as the last bits depend on it."""
-        return self.told(lambda: facts.usable_cores() == 1)
+        return self.from_zero(lambda: facts.usable_cores() == 1)
 
     def compare(self, settings: Mapping[str, Any]) -> None:
         """As `Peers.compare`."""
-        said = self.share({name: str(value) for name, value in settings.items()})
+        said = self.all_gather({name: str(value) for name, value in settings.items()})
 
         def check() -> None:
             if difference := first_difference(said):
                 raise BadInput(f"{difference} Start all with the same command line, data, code and versions.")
 
-        self.told(check)
+        self.from_zero(check)
 
-    def meet(self, **found: Any) -> Mapping[str, Any]:
-        """As `Peers.meet`."""
+    def agree(self, **found: Any) -> Mapping[str, Any]:
+        """As `Peers.agree`."""
         self.mine = {name: value for name, value in found.items() if value}
         with self.condition:
             if self.mine and not self.asked:
@@ -166,7 +166,7 @@ class JoinedPeers(Peers):
         if self.notices.wait(f"meeting {number}", LATE_SECONDS) is not None:
             with self.condition:
                 self.deciding, calls, mine = True, self.calls, self.mine
-            said = self.share([calls, mine], f"meeting {number} of")
+            said = self.all_gather([calls, mine], f"meeting {number} of")
             with self.condition:
                 found = {name: value for _, facts_of_one in reversed(said) for name, value in facts_of_one.items()}
                 self.agreed = max(calls for calls, _ in said) + 1, found

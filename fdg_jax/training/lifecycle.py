@@ -75,7 +75,7 @@ def prepare_and_run(
     begun = session.begin(made, path, before is not None)._replace(start=start)  # what is refused changes no file
     run = Run(made, path, begun, again(path, program.started(peers.processes)))
     config = configuration(run, options, before, known, weights)
-    peers.told(lambda: track(run, config))
+    peers.from_zero(lambda: track(run, config))
     try:
         if peers.first:
             run_files.write_json(path / run_files.CONFIG, config)
@@ -96,10 +96,10 @@ def prepare(
         checks.check_names(options, program.datasets)
         signals.check()
 
-    peers.each(check)
+    peers.on_all(check)
     named = options.init_from if before is None else None  # a run that goes on has its own weights
-    weights = peers.each(lambda: initial.InitialWeights(named) if named else None)
-    peers.told(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
+    weights = peers.on_all(lambda: initial.InitialWeights(named) if named else None)
+    peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
     job.prepare_cpu(before, peers.on_one_core())
     with interruptible.by(signals.at_once):

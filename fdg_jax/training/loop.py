@@ -111,7 +111,7 @@ class Loop:
 
         Raises Stopped, SaveFailed, Diverged.
         """
-        met = self.job.peers.meet(failed_save=self.saving.saver.has_failed(), signal=self.signals.number)
+        met = self.job.peers.agree(failed_save=self.saving.saver.has_failed(), signal=self.signals.number)
         if "failed_save" in met:
             self.saving.check()
         if "signal" in met:
@@ -367,9 +367,7 @@ class Streamed:
             self.loader = None
 
 
-def feed(
-    source: Source, options: Config, steps: int, check: Callable[[], None] = lambda: None
-) -> InMemory | Streamed:
+def feed(source: Source, options: Config, steps: int, check: Callable[[], None] = lambda: None) -> InMemory | Streamed:
     """The batches of a data set of any kind. check: called now and then while a batch is waited for; what it raises
     ends the waiting."""
     if isinstance(source, Stream):

@@ -14,7 +14,7 @@ from fdg_jax.runs.progress import count
 from fdg_jax.stage import shapes
 from fdg_jax.training.job import Job
 
-PARTS = ("weights", "optimizer", "statistics", "auxiliary", "memos", "old_weights", "gradients", "in_flight")
+PARTS = ("weights", "optimizer", "statistics", "auxiliary", "stashes", "old_weights", "gradients", "in_flight")
 
 
 def tell(job: Job, path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
@@ -123,9 +123,9 @@ def stage_facts(job: Job) -> list[dict[str, Any]]:
     Returns: for k = 1..K the blocks, cost, parameters, what is sent upwards, and the predicted memory
     (fdg_jax.engine.memory; None if it is not predicted).
     """
-    engine, found, names = job.pipeline.engine, [], ("k", "total", *PARTS, "kept", "memo")
+    engine, found, names = job.pipeline.engine, [], ("k", "total", *PARTS, "kept", "stash")
     here = [{name: getattr(each, name) for name in names} for each in memory.predict(engine)]
-    predicted = {each["k"]: each for of_process in job.peers.share(here) for each in of_process}
+    predicted = {each["k"]: each for of_process in job.peers.all_gather(here) for each in of_process}
     bounds, costs, unit = job.partition.bounds, job.partition.costs, job.partition.unit
     for k, ((a, b), size) in enumerate(zip(pairwise(bounds), job.pipeline.parameter_counts, strict=True), 1):
         sent = engine.problem.specs[k - 1].y if k < len(bounds) - 1 else None
@@ -165,13 +165,13 @@ def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 
 
 def memory_words(stage: dict[str, int]) -> str:
-    """27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, 2 memos of 12.1, ... Leaves out parts below 1%."""
+    """27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, 2 stashes of 12.1, ... Leaves out parts below 1%."""
     words = []
     for name in PARTS:
         if stage[name] < stage["total"] / 100 and name not in ("weights", "optimizer"):
             continue
-        several = name == "memos" and stage["kept"] > 1 and stage["kept"] * stage["memo"] == stage["memos"]
-        each = f"{stage['kept']} memos of {megabytes(stage['memo'])}"
+        several = name == "stashes" and stage["kept"] > 1 and stage["kept"] * stage["stash"] == stage["stashes"]
+        each = f"{stage['kept']} stashes of {megabytes(stage['stash'])}"
         words.append(each if several else f"{name.replace('_', ' ')} {megabytes(stage[name])}")
     return f"{megabytes(stage['total'])} MB + XLA's buffers: {', '.join(words)}"
 

@@ -42,7 +42,7 @@ class Peers:
         """Whether this is process 0, which writes the run directory and talks to the terminal."""
         return self.process == 0
 
-    def share(self, value: Any, name: str = "") -> list[Any]:
+    def all_gather(self, value: Any, name: str = "") -> list[Any]:
         """Tells all processes a value that JSON can hold.
 
         Arguments:
@@ -53,14 +53,14 @@ class Peers:
         """
         return [value]
 
-    def told(self, make: Callable[[], Any]) -> Any:
+    def from_zero(self, make: Callable[[], Any]) -> Any:
         """Has process 0 make a value that JSON can hold, and tells it to all.
 
         Raises: BadInput or Stopped in every process, if making it does.
         """
-        return self.share(self.each(lambda: make() if self.first else None))[0]
+        return self.all_gather(self.on_all(lambda: make() if self.first else None))[0]
 
-    def each(self, make: Callable[[], Any]) -> Any:
+    def on_all(self, make: Callable[[], Any]) -> Any:
         """Has every process make something of its own, and waits for all.
 
         Returns: what this process has made.
@@ -71,7 +71,7 @@ class Peers:
             made = make()
         except (BadInput, Stopped) as error:
             ended = error
-        said = self.share(ended and (ended.number if isinstance(ended, Stopped) else str(ended)))
+        said = self.all_gather(ended and (ended.number if isinstance(ended, Stopped) else str(ended)))
         where = next((process for process, fact in enumerate(said) if fact is not None), None)
         if where is None:
             return made
@@ -87,7 +87,7 @@ class Peers:
         """Whether each of several processes computes on one core, which they do alike; None for one process."""
         return None
 
-    def meet(self, **facts: Any) -> Mapping[str, Any]:
+    def agree(self, **facts: Any) -> Mapping[str, Any]:
         """Called between two batches: learns whether something has happened anywhere that all have to act on now.
 
         Arguments:
@@ -113,7 +113,7 @@ def check_shared(path: Path, peers: Peers, flag: str) -> None:
             raise BadInput(f"run directory {path} cannot be written: {reason(error)}. Choose another one.") from None
         return token
 
-    token = peers.told(leave)
+    token = peers.from_zero(leave)
 
     def is_seen() -> bool:
         with suppress(OSError):
@@ -130,7 +130,7 @@ def check_shared(path: Path, peers: Peers, flag: str) -> None:
             raise BadInput(f"{fact}. Give one that all of their hosts share, with its whole path.")
 
     try:
-        peers.each(look)
+        peers.on_all(look)
     finally:
         if peers.first:
             seen.unlink(missing_ok=True)

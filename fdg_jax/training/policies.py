@@ -121,7 +121,7 @@ class Saving:
         self.check()  # one at a time
         if self.drained:
             return
-        if self.job.peers.told(self.is_current):
+        if self.job.peers.from_zero(self.is_current):
             self.saver.best = self.record.step if best else self.saver.best
             return
         self.record.losses(self.pipeline.losses())

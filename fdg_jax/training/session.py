@@ -44,20 +44,20 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
     """Restores the newest checkpoint of a run that goes on. Changes no file of it but what is damaged or a remainder.
     BadInput when there is nothing whole to resume from, or the run could not go on with the same bits."""
     o, root = job.options, path / CHECKPOINTS
-    job.peers.told(lambda: run_checkpoints.sweep(root))
+    job.peers.from_zero(lambda: run_checkpoints.sweep(root))
     writes = job.peers.first
     examples = len(job.dataset.train_inputs)
     record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes, job.dataset)
     found = newest(job, root) if resume else None
     if resume and found is None:
-        job.peers.told(lambda: refuse_lost(job, path))
+        job.peers.from_zero(lambda: refuse_lost(job, path))
 
     def restore() -> None:
         if found:
             begin_again(job, record, *found)
         reading.refuse_less(job.steps, record.step)
 
-    job.peers.each(restore)
+    job.peers.on_all(restore)
     return Session(record, resume, fresh=found is None)
 
 
@@ -88,10 +88,10 @@ def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
         found = run_checkpoints.load_newest(root)
         return None if found is None else int(found[1]["step"])
 
-    step = job.peers.told(choose)
+    step = job.peers.from_zero(choose)
     if step is None:
         return None
-    return job.peers.each(lambda: found or run_checkpoints.load(run_checkpoints.path_of(root, step)))
+    return job.peers.on_all(lambda: found or run_checkpoints.load(run_checkpoints.path_of(root, step)))
 
 
 def where(begun: Session, steps: int) -> str:
