@@ -1,17 +1,14 @@
 """The sides that a benchmark compares: what they are made of, what is refused, and that variants train the same."""
 
-import os
 from functools import cache
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 import small
 from benchmark_runs import COMMON
 from test_benchmark_runs import dense  # noqa: F401 - a fixture
 
-from benchmarks import host_cost
 from benchmarks.harness import bench_worker, side_specs
 from fdg_jax import schedule
 from fdg_jax.checks import configuration
@@ -49,30 +46,15 @@ def test_a_side_of_several_processes_has_a_core_for_each_of_them():
 @pytest.mark.parametrize(
     ("side", "word"),
     [
-        ("fgd", "fdg"),
-        ("fdg:dispatch=left", "up or down"),
         ("fdg:speed=9", "split"),
         ("bp:dispatch=down", "order of dispatch"),
-        ("delay-line:update=fused", "engine=pipeline"),
-        ("fdg:aux=linear", "method fdg has no such option"),
-        ("fdg:correct=rate:prediction=linear", "Add correct=anticipate"),
         ("bp:processes=each", "--K 2 or more"),
-        ("fdg:processes=each:split=measured", "split=balanced"),
         ("fdg:copies=2", "wants several"),
     ],
 )
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
     with pytest.raises(BadInput, match=word):
         parse(side)
-
-
-def test_a_side_starts_with_its_flags_and_with_huge_pages_as_asked():
-    with mock.patch.dict(os.environ, {"XLA_FLAGS": "--a", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}):
-        started = side_specs.environment(parse("fdg:hugepages=off:xla=--b"))
-    assert (started["XLA_FLAGS"], started["JAX_PLATFORMS"]) == ("--a --b", "cpu") and "GLIBC_TUNABLES" not in started
-    wanted = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    with mock.patch("fdg_jax.machine.huge_pages.wanted_environment", lambda given: given | wanted):
-        assert side_specs.environment(parse("fdg")).items() >= wanted.items()
 
 
 @cache
@@ -112,19 +94,3 @@ def test_ticks_without_end_leave_nothing_behind():
     assert len({(each["arrays"], each["array_bytes"]) for each in told}) == 1
     if told[0]["resident_bytes"] is not None:  # Linux
         assert told[-1]["resident_bytes"] - told[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes
-
-
-def test_the_arrays_counted_are_those_the_programs_take_and_give():
-    data = small.batches(1)[0]
-    stage = small.pipeline(1, data).engine.stages[1]  # type: ignore[union-attr]
-    x, labels = jax.device_put(data)
-    params, extra, optimizer, *_ = map(len, map(jax.tree.leaves, stage.state))
-    assert (params, extra) == (1, 1)  # packed: Dense: kernel, bias; BatchNorm: scale, bias; mean, var
-    loss = stage.forward(1, x, labels)
-    counted, stash = host_cost.count_leaves(stage, 1), stage.stashes[0]
-    kept = len(jax.tree.leaves((stash.closure, loss, stage.state.extra)))
-    assert params + extra + 2 + kept == counted.F
-    grads, dx = jax.eval_shape(stage._backward, stash.closure, stage.state.params, stash.x, None)
-    taken = jax.tree.leaves((stash.closure, stage.state.params, stash.x))
-    assert len(taken) + len(jax.tree.leaves((grads, dx))) == counted.B
-    assert 3 * params + 2 * optimizer == counted.U

@@ -113,18 +113,6 @@ def test_checks_come_before_speeds_and_speeds_before_rows(settings):
             assert {"determinism", "resume", "engines", "memory"} <= set(step.needs)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--minutes", "0"], "use a positive number"),
-        (["--minutes", "1", "--rows", "resnet2O-*", "--plan"], "called that. There are 'resnet20-*',"),
-    ],
-)
-def test_bad_input_is_one_message(words, said, capsys):
-    assert command.main(words) == 2
-    assert (err := capsys.readouterr().err).startswith("error: ") and said in err
-
-
 def parsed(words):
     assert words[0] == "-m"
     options, given = cli.parse(words[2:], words[1])
@@ -147,13 +135,6 @@ def test_rows_are_trained_by_the_tables_own_words_and_what_is_added_is_free_to_c
         assert (options.resume, options.keep, options.tensorboard) == ("auto", 1, False)
         flags = {"--xla_gpu_deterministic_ops=true", "--xla_gpu_graph_min_graph_size=1", "--xla_gpu_autotune_level=0"}
         assert flags <= set(env["XLA_FLAGS"].split()) and env["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
-
-
-@pytest.mark.parametrize("settings", [FULL, SMALL], ids=lambda settings: settings.name)
-def test_what_is_trained_to_compare_bits_is_accepted_by_the_training_command(tmp_path, settings):
-    here = at(tmp_path)._replace(settings=settings)
-    options = parsed(steps.training(here, tmp_path / "run", settings.check_steps, "--resume")["words"])
-    assert (options.model, options.K, options.steps) == (settings.check_model, 2, settings.check_steps)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no pinning on this system")

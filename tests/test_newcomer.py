@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,18 +47,6 @@ def test_every_module_that_can_be_run_is_in_the_list_and_no_other():
     assert all(overview.can_run_here(name) for name in listed)
 
 
-def test_outside_the_repository_its_commands_are_not_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(overview, "REPOSITORY", tmp_path)
-    text = overview.overview()
-    assert "fdg_jax.schedule" in text and "benchmarks" not in text and "Measure" not in text
-
-
-def test_the_list_is_no_wider_than_a_terminal_of_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(overview, "python_command", lambda: ".venv/bin/python")
-    assert max(map(len, overview.overview().splitlines())) <= 80
-
-
 def test_the_examples_of_the_list_are_accepted(capsys):
     for example in overview.EXAMPLES:
         _, module, *words = example.split()
@@ -82,10 +71,6 @@ def test_a_command_named_as_an_argument_is_answered_with_the_module_to_run(words
 # --help
 
 
-def test_a_family_of_models_of_any_size_says_how_their_names_are_written():
-    assert all(hasattr(family, "arguments") == hasattr(family, "PATTERNS") for family in models._families())
-
-
 @pytest.mark.parametrize("program", [command.Program("x"), imagenet.PROGRAM, tiny_imagenet.PROGRAM])
 def test_help_lists_every_method_model_and_data_set_that_can_be_asked_for(program):
     shown = {name: cli.listed(program.help.get(name, FIELDS[name].help), program)
@@ -104,22 +89,14 @@ def test_an_unknown_model_is_answered_with_the_patterns_too():
 # The opening lines
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-@pytest.mark.parametrize("line", LINES)
-def test_a_line_is_broken_between_words_and_goes_on_under_its_text(line, width):
-    first, *others = terminal.wrapped(line, width).splitlines()
-    indent = " " * (12 if "k=10" in line else 11)
-    assert others and all(len(each) <= width for each in [first, *others])
-    assert all(each.startswith(indent) and each[len(indent)] != " " for each in others)
-    assert [*first.split(), *" ".join(others).split()] == line.split()
-
-
-def test_a_line_that_fits_and_one_for_a_file_stay_as_they_are():
+def test_a_line_is_broken_between_words_and_goes_on_under_its_text():
+    for line, width in product(LINES, (40, 80)):
+        first, *others = terminal.wrapped(line, width).splitlines()
+        indent = " " * (12 if "k=10" in line else 11)
+        assert others and all(len(each) <= width for each in [first, *others])
+        assert all(each.startswith(indent) and each[len(indent)] != " " for each in others)
+        assert [*first.split(), *" ".join(others).split()] == line.split()
     assert terminal.wrapped(LINES[0], None) == LINES[0] == terminal.wrapped(LINES[0], len(LINES[0]))
-
-
-def test_a_word_that_is_longer_than_the_terminal_stays_whole():
-    assert terminal.wrapped(f"at {'x' * 60} there", 40).splitlines() == ["at", "x" * 60, "there"]
 
 
 class Terminal(io.StringIO):
@@ -136,12 +113,3 @@ def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a
     lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= longest and lines[-2:] == ["run        /somewhere", "compiling..."]
     assert (len(lines) == len(LINES) + 2) == (stdout is io.StringIO)
-
-
-@pytest.mark.parametrize("stdout", [None, "closed"])
-def test_without_a_stdout_there_is_no_width(monkeypatch, stdout):
-    stream = io.StringIO() if stdout else None
-    if stream:
-        stream.close()
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert terminal.columns() is None

@@ -272,8 +272,8 @@ def test_a_measured_run_lies_below_the_derived_one(shown):
     assert measured.MOST > 3
 
 
-def easy_to_use(browser, file: Path, states=([],)) -> None:
-    """Fails unless a page opens quickly, can be read in light and dark and on a telephone, and asks nobody for anything.
+def easy_to_use(browser, file: Path, states=((),)) -> None:
+    """Fails unless a page opens quickly, can be read in light, dark and on a telephone, and asks nobody for anything.
 
     states: what is chosen in the page before each look at it.
     """
@@ -292,7 +292,7 @@ def easy_to_use(browser, file: Path, states=([],)) -> None:
 
 
 def test_the_explorer_is_easy_to_use(browser, file):
-    easy_to_use(browser, file, ([], [("K", 8), ("method-0", "dni")], [("rate", 90), ("K", 1)], [("now", 0)]))
+    easy_to_use(browser, file, ((), [("K", 8), ("method-0", "dni")], [("rate", 90), ("K", 1)], [("now", 0)]))
 
 
 def test_the_page_of_a_comparison_is_as_easy_to_use(browser, tmp_path):

@@ -1,7 +1,6 @@
 """The benchmark of a pipeline in several processes: what it counts, how it reads recorded times, and a short run."""
 
 import os
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -9,9 +8,7 @@ import pytest
 import small
 from benchmark_runs import pins_cores, rows_of, run
 
-from benchmarks import several_processes
 from benchmarks.harness import message_counts, waiting
-from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.schedule import Address
@@ -20,13 +17,6 @@ from fdg_jax.schedule.simulator import Event
 two_cores = pytest.mark.skipif(
     len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores"
 )
-
-
-def test_the_speed_of_independent_processes_is_the_sum_over_each_ones_own_time():
-    worker = SimpleNamespace(side=SimpleNamespace(batch_size=10))
-    window = {"images_per_second": 9.0, "batches": 8, "each_seconds": [2.0, 4.0]}
-    assert several_processes.speed(window, worker) == 30.0  # type: ignore[arg-type]
-    assert several_processes.speed({"images_per_second": 9.0}, worker) == 9.0  # type: ignore[arg-type]
 
 
 def recorded():
@@ -82,17 +72,6 @@ def test_what_is_counted_in_a_process_is_what_shapes_predict(process):
         here = (ticks, ticks * one.sent_bytes, 0, 0) if key[1] - 1 == process else (0, 0, ticks, ticks * one.sent_bytes)
         assert counted[key][3:] == here
     assert expected["loss", 2, 0].sent_bytes == 4 and expected["x", 1, 1].sent_bytes > 100
-
-
-def test_a_message_that_was_not_predicted_and_one_that_did_not_come_are_in_the_table():
-    sender = {
-        "counted": [Message("x", 1, 1, 4, 40)._asdict()],
-        "predicted": [Message("dy", 2, 0, 1, 9, 1, 9)._asdict()],
-    }
-    receiver = {"counted": [Message("x", 1, 1, 0, 0, 2, 20)._asdict()], "predicted": []}
-    dy, x = several_processes.messages([sender, receiver], 2)
-    assert (dy["what"], dy["predicted"], dy["predicted_bytes"], dy["sent"], dy["arrived"]) == ("dy", 1, 9, 0, 0)
-    assert (x["what"], x["predicted"], x["sent"], x["sent_bytes"], x["arrived"]) == ("x", 0, 2, 20, 1)
 
 
 @pytest.mark.slow
