@@ -190,40 +190,6 @@ def test_images_per_second_compares_every_kind_of_side_and_leaves_out_one_that_f
     assert "multi_thread_eigen=false" in last["xla_flags"]
 
 
-@pytest.mark.slow
-@pins_cores
-@two_cores
-@pytest.mark.parametrize(("base", "K"), [("delay-line", "3"), ("fdg", "2")])
-def test_corrected_sides_train_with_what_they_name_and_hold_the_bytes_that_were_predicted(base, K, tmp_path):
-    asked = ["correct=anticipate:prediction=linear", "correct=gap_aware", "optimizer=rotation"]
-    asked += ["correct=t2:weights=current"] if base == "fdg" else []
-    sides, file = [base, *(f"{base}:{each}" for each in asked)], tmp_path / "rows.jsonl"
-    short = ("--windows", "1", "--seconds", "0.1", "--K", K, "--memory", "--json", str(file))
-    done = run("images_per_second", *TINY, *short, "--sides", *sides)
-    assert done.returncode == 0, done.stderr
-    first, *others = rows = rows_of(file.read_text())
-    trained = [{"correct": "anticipate", "prediction": "linear"}, {"correct": "gap_aware"}]
-    assert [row["training"] for row in rows[1:3]] == trained and rows[3]["parameters"] == first["parameters"]
-    for row in others:
-        more = {name: row["held"][name] - first["held"][name] for name in row["held"]}
-        assert more["predicted_bytes"] > 1000, row
-        assert 0 <= more["measured_bytes"] - more["predicted_bytes"] <= 64, row  # scalars of an optimizer's own
-    assert f"| bytes more than {base}: predicted | measured |" in done.stdout
-
-
-def test_the_side_that_is_not_flushed_is_not(tmp_path, monkeypatch):
-    from benchmarks import checkpoint_cost
-    from fdg_jax import durable
-
-    synced, sync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), sync(handle)))
-    with checkpoint_cost.not_flushed():
-        durable.write(tmp_path / "file", b"content")
-    assert not synced
-    durable.write(tmp_path / "file", b"content")
-    assert synced
-
-
 def worker(name, speeds):
     columns = {"images_per_second": speeds, "core_percent": [[100.0, each] for each in (90.0, 80.0, 85.0)]}
     return SimpleNamespace(

@@ -1,7 +1,6 @@
 """Runs beside one another: the numbers are theirs, and seeds are grouped."""
 
 import json
-import time
 from pathlib import Path
 
 import made_up_runs
@@ -61,17 +60,6 @@ def test_an_unfinished_run_is_compared_by_what_is_known(tmp_path):
     assert [row[1] for row in found.rows] == ["1, 1 unfinished", "1"]
     last = made_up_runs.events(5)[-1]["test_error_percent"]
     assert found.rows[0][2] == f"{last:.2f}" and found.rows[0][found.heads.index("images/s")] == "-"
-
-
-def test_an_unfinished_run_on_text_has_times_too(tmp_path):
-    run = made(tmp_path, "a", None)
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "block_size": 16}))
-    speed = {"tokens_per_second": 100.0}
-    events = [{**event, **speed} if "train_loss" in event else event for event in made_up_runs.events(5)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (found,) = results.read(run)
-    assert found.losses[-1].seconds == pytest.approx(found.losses[-1].examples * 16 / 100.0)
 
 
 def test_options_that_mean_nothing_in_a_run_do_not_part_it_from_others(tmp_path):
@@ -180,21 +168,6 @@ def test_the_page_asks_for_nothing_and_names_that_hold_html_stay_text(tmp_path):
     assert text.count('<svg class="chart"') == 2 * 3  # test error and loss; over batches, examples and time
     unfinished = comparison.page(compared(made(tmp_path, "c", None)))  # no speed is known
     assert unfinished.count('<svg class="chart"') == 2 * 2 and unfinished.count("nothing measured") == 2
-
-
-@pytest.mark.slow
-def test_three_hundred_epochs_are_compared_in_seconds_and_the_page_is_small(tmp_path):
-    path = made(tmp_path)
-    events = [
-        {"step": i, "epoch": i / 400, "train_loss": 1.0, "learning_rate": 0.1, "images_per_second": 200.0 + i % 7}
-        for i in range(1, 120_001)
-    ]
-    errors = [{"step": 400 * i, "epoch": i, "test_loss": 1.0, "test_error_percent": 60.0} for i in range(1, 301)]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, *errors]))
-    began = time.monotonic()
-    text = comparison.page(compared(path, path))
-    assert time.monotonic() - began < 10 * 2  # of two such runs
-    assert len(text) < 500_000
 
 
 @pytest.mark.parametrize(
