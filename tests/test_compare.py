@@ -42,7 +42,6 @@ def test_runs_of_another_length_or_text_are_another_row(other, tmp_path):
 @pytest.mark.parametrize(("stages", "said"), [
     ([{"memory_bytes": {"total": 5_000_000}}, {"memory_bytes": None}, {}], [5_000_000]), (None, []),
     ([{"memory_bytes": {"total": "much"}}], "total is 'much', which is no whole number"), ([7], "stages has 7"),
-    ([{"memory_bytes": 5}], "memory_bytes is 5"), ("text", "stages is 'text'"),
 ])  # fmt: skip
 def test_the_memory_of_stages_is_read_or_refused_in_one_sentence(tmp_path, stages, said, capsys):
     run = made(tmp_path)
@@ -68,12 +67,8 @@ def test_options_that_mean_nothing_in_a_run_do_not_part_it_from_others(tmp_path)
 
 
 @pytest.mark.parametrize(("place", "value"), [
-    (("options", "K"), "a"), (("options", "train_size"), "q"), (("options", "method"), 5), (("options", "K"), 10**9),
-    (("name",), 5), (("steps",), 10**18), (("epochs",), 1e308), (("epochs",), 1e-320), (("train_loss",), {}),
-    (("images_per_second",), "x"), (("images_per_second",), 1e-320), (("test_error_percent",), "7"),
-    (("staleness",), [None, 0]), (("training_curve",), [1]), (("training_curve", "epoch", 3), 1e308),
-    (("training_curve", "epoch", 3), "x"), (("training_curve", "train_loss", 3), []), (("evaluations", 0), 3),
-    (("evaluations", 0, "step"), None), (("evaluations", 0, "test_error_percent"), 101),
+    (("options", "K"), "a"), (("name",), 5), (("steps",), 10**18), (("images_per_second",), "x"),
+    (("training_curve", "epoch", 3), "x"), (("evaluations", 0), 3), (("evaluations", 0, "test_error_percent"), 101),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_in_a_results_file_is_refused_in_a_sentence(place, value, tmp_path):
     good, *others = (RESULTS / "decisive.jsonl").read_text().splitlines()[:3]
