@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import Part, batches, cross_entropy, parts, pipeline, recipe
+from small import Part, batches, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -212,9 +212,7 @@ def test_several_arrays_may_pass_between_stages():
     results = []
     for engine in ("pipeline", "delay-line"):
         ours = pipeline(2, DATA[0], stages=[Fork(), Join()], engine=engine)
-        for batch in DATA:
-            ours.step(batch)
-        ours.drain()
+        fed(ours, DATA)
         results.append(ours.parameters_sha256())
     assert results[0] == results[1]
 

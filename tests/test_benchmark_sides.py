@@ -65,9 +65,7 @@ def trained(stage=None, turned=False):
         made = small.pipeline(3, data[0])
     if turned:
         made.engine.loop.schedule = bench_worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]
-    for batch in data:
-        made.step(batch)
-    made.drain()
+    small.fed(made, data)
     return small.leaves(made.params), made.staleness, made.updates
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CLASSES, Part, batches, cross_entropy, parts, pipeline, recipe
+from small import CLASSES, Part, batches, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.checkpoint import folder
@@ -270,9 +270,7 @@ def test_a_loss_that_is_not_finite_is_warned_of_once_with_its_batch_unless_updat
     ours.step(DATA[0])
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for one in [batch, batch, batch]:
-            ours.step(one)
-        ours.drain()
+        fed(ours, [batch, batch, batch])
         assert [metrics.step for metrics in ours.losses(wait=True)] == [1, 2, 3, 4]
         guarded.step(batch)
         guarded.drain()

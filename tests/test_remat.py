@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import CLASSES, CurrentPart, Part, batches, leaves, parts, pipeline
+from small import CLASSES, CurrentPart, Part, batches, close, fed, parts, pipeline
 from stages_of_layers import ROUNDING, Dropped
 
 from fdg_jax.errors import BadInput
@@ -28,17 +28,14 @@ def stages(K):
 
 def trained(K, data, **options):
     ours = pipeline(K, data[0], stages=stages(K), **options)
-    for batch in data:
-        ours.step(batch)
-    ours.drain()
+    fed(ours, data)
     return ours
 
 
 def same_training(one, two):
     """Weights, and batch statistics, of two drained pipelines. The second forward pass is fused into the backward pass
     and XLA rounds it in another order: as far off as the engines are from the oracle."""
-    for a, b in zip(leaves(one.params), leaves(two.params), strict=True):
-        np.testing.assert_allclose(a, b, **ROUNDING)
+    close(one.params, two.params, **ROUNDING)
     np.testing.assert_allclose(*([m.loss for m in each.losses(wait=True)] for each in (one, two)), **ROUNDING)
 
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from small import fed
 
 import fdg_jax
 from examples import whole
@@ -45,9 +46,7 @@ def test_the_library_computes_the_losses_of_the_idea_in_one_file(K, ours, theirs
     variables = [{"params": {f"layer{i}": each for i, each in enumerate(stage)}} for stage in first]
     made = fdg_jax.Pipeline(modules, loss, optax.sgd(whole.RATE, momentum=whole.MOMENTUM), **theirs)
     made.init(jax.random.key(0), batches[0], variables=variables)
-    for batch in batches:
-        made.step(batch)
-    made.drain()
+    fed(made, batches)
     stages, losses, staleness = whole.train(first, batches, **ours)
     assert made.staleness == staleness
     # XLA compiles other operations together in the two: 4e-7 apart at most, with beta.
