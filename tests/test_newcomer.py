@@ -104,7 +104,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stdout", "longest"), [(Terminal, 80), (io.StringIO, len(LINES[3]))])
+@pytest.mark.parametrize(("stdout", "longest"), [(Terminal, 80), (io.StringIO, max(map(len, LINES)))])
 def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a_file(monkeypatch, stdout, longest):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", stdout())
