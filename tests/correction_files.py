@@ -1,4 +1,4 @@
-"""Corrections as a user would write them, that of docs/adding-a-correction.md among them, and their folder."""
+"""Corrections as a user would write them, that of docs/extending.md among them, and their folder."""
 
 import re
 import sys
@@ -66,8 +66,9 @@ CORRECTION = CorrectionSpec(name="ahead", summary=SUMMARY, make=make, options=Op
 """
 
 
-DOCS = Path(__file__).parent.parent / "docs" / "adding-a-correction.md"
-(SMOOTH,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+DOCS = Path(__file__).parent.parent / "docs" / "extending.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+(SMOOTH,) = [block for block in BLOCKS if "CORRECTION = " in block]
 
 
 def put_into(folder, monkeypatch):

@@ -81,8 +81,7 @@ def test_the_pieces_of_the_tutorial_are_a_program_that_prints_what_it_says(tmp_p
 
 @pytest.mark.slow
 def test_the_program_for_several_processes_trains_in_two_and_its_state_goes_on_in_one(tmp_path):
-    file, of_run = tmp_path / "train.py", ("--K", "2", "--run-dir", str(tmp_path / "run"))
-    file.write_text(shown("docs/several-processes.md", "fdg_jax.Pipeline("))
+    file, of_run = ROOT / "examples" / "several_processes.py", ("--K", "2", "--run-dir", str(tmp_path / "run"))
     out = run("-m", "fdg_jax.launch", "--processes", "2", "--", str(file), *of_run)
     printed = [line.removeprefix("[0] ") for line in out.splitlines() if line.startswith("[0] ")]
     assert "[1]" not in out and len(printed) == 1
@@ -91,12 +90,7 @@ def test_the_program_for_several_processes_trains_in_two_and_its_state_goes_on_i
     assert run(str(file), *of_run, "--resume", "auto").splitlines() == printed
 
 
-def test_the_program_that_predicts_a_time_does():
-    out = run("-c", shown("docs/running.md", "predict("))
-    assert out.startswith("0.06") and out.strip().endswith("stage")  # hidden: T = 60 ms, c = 27 ms
-
-
-# docs/adding-*.md
+# docs/extending.md
 
 
 @pytest.fixture
@@ -112,7 +106,7 @@ def put(tmp_path, monkeypatch):
 
 
 def test_the_schedule_shown_is_the_one_of_ddg(put):
-    put(methods, "shown_ddg", shown("docs/adding-a-method.md", "def forward_locked"))
+    put(methods, "shown_ddg", shown("docs/extending.md", "def forward_locked"))
     shown_ddg = import_module("fdg_jax.methods.shown_ddg").METHOD
     for K in (1, 2, 5):
         own, ours = shown_ddg.schedule(K), methods.find("ddg").schedule(K)
@@ -122,7 +116,7 @@ def test_the_schedule_shown_is_the_one_of_ddg(put):
 
 
 def test_the_method_with_a_stage_of_its_own_stands_still_and_then_trains(put):
-    put(methods, "still_first", shown("docs/adding-a-method.md", "still_first"))
+    put(methods, "still_first", shown("docs/extending.md", "StandsStill"))
     seen = batches(8)
     made = pipeline(2, seen[0], method="still_first", still=4)
 
@@ -138,7 +132,7 @@ def test_the_method_with_a_stage_of_its_own_stands_still_and_then_trains(put):
 
 
 def test_the_data_set_is_read_and_a_missing_file_is_refused(put, tmp_path):
-    put(data.sets, "mine", shown("docs/adding-a-data-set.md", "def load"))
+    put(data.sets, "mine", shown("docs/extending.md", "def load"))
     with pytest.raises(BadInput, match=r"mine\.npz does not exist\. .*--data-dir"):
         data.load("mine", tmp_path)
     rng = np.random.default_rng(0)
@@ -151,7 +145,7 @@ def test_the_data_set_is_read_and_a_missing_file_is_refused(put, tmp_path):
 
 
 def test_the_model_is_built_and_cut(put):
-    put(models, "mine", shown("docs/adding-a-model.md", "NAMES ="))
+    put(models, "mine", shown("docs/extending.md", "NAMES ="))
     models._families.cache_clear()
     try:
         blocks = models.blocks("mine", 10)
@@ -164,7 +158,7 @@ def test_the_model_is_built_and_cut(put):
 
 
 def test_the_transport_shown_rounds_what_goes_between_stages_and_nothing_else(put, monkeypatch):
-    put(transport, "in_bfloat16", shown("docs/adding-a-transport.md", "class InBfloat16"))
+    put(transport, "in_bfloat16", shown("docs/extending.md", "class InBfloat16"))
 
     def losses():
         seen = batches(6)

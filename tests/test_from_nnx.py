@@ -227,7 +227,7 @@ def test_what_cannot_work_is_said_in_one_sentence():
 
 def test_the_programs_of_the_page_run(tmp_path):
     page = (Path(__file__).parent.parent / "docs/own-modules.md").read_text()
-    block, look, weights = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    block, look, weights, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     inputs, file = np.tile(X, 8)[:, :64], tmp_path / "page.py"
     names = {"fdg_jax": fdg_jax, "nnx": nnx, "optax": optax, "inputs": inputs, "labels": Y, "weights": np.arange(16)}
     file.write_text(block + weights)

@@ -7,7 +7,7 @@ activations from below. Stage K goes forward, and backward on the same batch. Th
 forward 2(K-k) ticks ago. It is taken at the weights of that forward pass (`stashed`), which the stage keeps until then,
 or at the newest ones (`current`).
 
-docs/reading-the-paper.md has all that the paper leaves open. Three readings concern the method itself. Algorithm I goes
+docs/reproducing.md has all that the paper leaves open. Three readings concern the method itself. Algorithm I goes
 backward first, so one gradient of those in between has been used already when the forward pass runs, and gradients are
 2(K-k)-1 updates late; Figure 1 and the theorem go forward first, and count 2(K-k). Stage K has the loss and is exempt
 from delay and β, which Algorithm I as printed gives to every stage. β comes before weight decay and momentum. γ is that

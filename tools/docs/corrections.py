@@ -3,7 +3,7 @@
 import sys
 
 from fdg_jax import corrections
-from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
 from tools.docs import docstrings
 from tools.docs.methods import option_table
 
@@ -18,7 +18,7 @@ def pages() -> dict[str, str]:
     return {f"docs/corrections/{name}.md": page(corrections.find(name)) for name in corrections.names()}
 
 
-def page(kind: Kind) -> str:
+def page(kind: CorrectionSpec) -> str:
     """The page of a correction."""
     name, said = kind.name, sys.modules[f"fdg_jax.corrections.{kind.name}"].__doc__ or ""
     made: Correction = kind.make(Late(1, 3, 3.0, lambda n: 0.1, 0.9), **kind.accepted({"beta": 0.5}))
@@ -44,6 +44,6 @@ def page(kind: Kind) -> str:
 """
 
 
-def options(kind: Kind) -> str:
+def options(kind: CorrectionSpec) -> str:
     """The options as a table."""
     return option_table(kind.declared.values(), kind.takes) or "It has none."

@@ -89,5 +89,5 @@ def escaped(line: str) -> str:
 
 
 def title(page: str) -> str:
-    """What a link to a page says: Reading the paper, for reading-the-paper.md."""
+    """What a link to a page says: Own modules, for own-modules.md."""
     return page.removesuffix(".md").replace("-", " ").capitalize()

@@ -72,8 +72,8 @@ its weights its latest gradient belongs to]({name}.svg)
 ## How late, how fast, how much memory
 
 Staleness: the updates that a stage makes between the forward pass of a batch and the update by that batch, on average.
-Memos: the most batches of which a stage keeps something from one tick to the next. Old weights: the most copies of its
-weights, beside the newest, that a stage keeps for its memos. Time per batch: in forward passes Tf, backward passes Tb
+Stashes: the most batches of which a stage keeps something from one tick to the next. Old weights: the most copies of its
+weights, beside the newest, that a stage keeps for its stashes. Time per batch: in forward passes Tf, backward passes Tb
 and auxiliary networks Taux of the whole network, if stages are even and sending takes no time; the speed-up is over BP
 on one device at Tb = 2 Tf, Taux = 0. All of it is derived from the schedule.
 
@@ -104,11 +104,11 @@ def locking(r: Row) -> str:
 
 def figures(rows: dict[int, Row]) -> str:
     """What follows from the schedule, by K."""
-    head = ["K", "staleness of stages 1..K", "memos", "old weights", "time per batch", "speed-up"]
+    head = ["K", "staleness of stages 1..K", "stashes", "old weights", "time per batch", "speed-up"]
     lines = [cells(head), "|" + "---|" * len(head)]
     for K, r in rows.items():
         late = ", ".join(f"{n:.3g}" for n in r.staleness)
-        lines.append(cells([K, late, r.memos, r.old_weights, formula(r.free), f"{float(r.free_speed_up):.2f}"]))
+        lines.append(cells([K, late, r.stashes, r.old_weights, formula(r.free), f"{float(r.free_speed_up):.2f}"]))
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ PARTS = {
                       {"fdg_jax": ["emulate_cpu", "join_processes", "from_nnx", "Weighted", "Metrics", "Evaluation",
                                    "BadInput"],
                        "fdg_jax.optimizers.nadam": ["nadam"], "fdg_jax.optimizers.rotation": ["rotation"]}),
-    "weights": Part("Weights and states", "Out of a pipeline or a run, and back: [the page about it](../weights.md).",
+    "weights": Part("Weights and states", "[Out of a pipeline, and back](../own-modules.md#weights-in-and-out).",
                     {"fdg_jax": ["save_weights", "load_weights", "load", "load_run"],
                      "fdg_jax.split": ["whole", "stages", "costs", "balanced", "parse"]}),
     "schedules": Part("Schedules", "Who does what when, as integers, without JAX.",
@@ -40,12 +40,10 @@ PARTS = {
                        "fdg_jax.schedule.running": ["Trace", "trace_run", "validate"],
                        "fdg_jax.schedule.ideal": ["Time", "Locks", "locks", "tick_time", "free_time"],
                        "fdg_jax.schedule.simulator": ["Link", "Machine", "Prediction", "predict"]}),
-    "extending": Part("What a file of your own uses", "For [methods](../adding-a-method.md), "
-                      "[corrections](../adding-a-correction.md), [models](../adding-a-model.md), "
-                      "[data sets](../adding-a-data-set.md) and [transports](../adding-a-transport.md).",
+    "extending": Part("What a file of your own uses", "[Add a method, a correction and others](../extending.md).",
                       {"fdg_jax.methods.interface": ["Method"], "fdg_jax.stage.stage": ["Stage"],
                        "fdg_jax.stage.functions": ["Spec", "StageState"], "fdg_jax.stage.update": ["UpdateRule"],
-                       "fdg_jax.corrections.interface": ["Kind", "Late", "Correction"],
+                       "fdg_jax.corrections.interface": ["CorrectionSpec", "Late", "Correction"],
                        "fdg_jax.options.fields": ["option"], "fdg_jax.models": ["Family"],
                        "fdg_jax.data": ["Dataset", "Stream", "Text"],
                        "fdg_jax.transport.interface": ["Transport"], "fdg_jax.transport.devices": ["Place"]}),
