@@ -44,49 +44,6 @@ def measured(capsys, tmp_path):
     return call
 
 
-def ratios_hold(rows, base, speeds, ratios):
-    for row in rows:
-        for speed, first, ratio in zip(row[speeds], base[speeds], row[ratios], strict=True):
-            assert math.isclose(ratio, speed / first, rel_tol=0.02)  # all are rounded
-
-
-@pytest.mark.slow
-@pins_cores
-def test_the_loader_is_compared_with_what_training_asks_for(measured, monkeypatch):
-    monkeypatch.setattr(imagenet, "SIDE", 32)  # 224 takes a CPU long
-    rows, table = measured("loader", *TINY, *SHORT, *["--images", "20", "--workers", "0", "1"])
-    assert [row["side"] for row in rows] == ["resnet8", "loader, workers=0", "loader, workers=1"]
-    assert rows[0]["over_demand_windows"] == [1.0, 1.0] and 20_000 < rows[0]["file_bytes"] < 150_000  # photographs
-    ratios_hold(rows, rows[0], "images_per_second_windows", "over_demand_windows")
-    assert "| `loader, workers=1` | 1 |" in table
-
-
-@pytest.mark.slow
-def test_the_sides_of_the_checkpoints_cost_save_as_often_as_they_say(measured):
-    rows, _ = measured("checkpoint_cost", *TINY, "--batches", "100", "--windows", "2")
-    told = [(row["checkpoints"], row["checkpoints_per_window"], row["goal"]) for row in rows]
-    flushed = [("none", 0, None), ("every epoch", 1, 0.98), ("every 50", 2, 0.9)]
-    assert told == [*flushed, ("every 50, not flushed", 2, None)]
-    ratios_hold(rows, rows[0], "images_per_second_windows", "ratio_windows")
-
-
-@pytest.mark.slow
-@pins_cores
-@pytest.mark.parametrize(("K", "processes"), [(1, 1), (2, 2)])
-def test_processes_that_have_trained_long_tell_what_each_holds(K, processes, measured):
-    words = f"--model resnet8 --K {K} --processes {processes} --batch-size 1 --ticks 20 --every 10"
-    rows, table = measured("endurance", *words.split())
-    assert [row["ticks"] for row in rows] == [10, 20]
-    if processes == 1:
-        assert len({(row["arrays"], row["array_bytes"]) for row in rows}) == 1
-        for row in rows:
-            assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)
-    else:
-        assert "| process | MB, first quarter |" in table
-        held = ("resident_bytes", "files", "threads", "arrays")
-        assert all(len(row[name]) == 2 and min(row[name]) > 0 for row in rows for name in held)
-
-
 def test_the_causes_of_the_missing_speedup_add_up():
     device = {"F/1": 20.0, "B/1": 40.0, "F/2": 15.0, "B/2": 34.0}
     one_core = {"alone": {"host": {"F/1": 1.0, "F/2": 0.0}, "device": device}}
@@ -94,17 +51,6 @@ def test_the_causes_of_the_missing_speedup_add_up():
     pipeline = {"alone": {"host": {"F/1": 1.0, "B/2": 1.0}, "device": device}, "crowded": crowded}
     found = speedup_loss.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
     assert found == {"cut": 5.0, "cores together": 5.0, "uneven stages": 6.0, "the rest": 2.0}
-
-
-@pytest.mark.slow
-@two_cores
-@pins_cores
-def test_the_missing_speedup_is_measured_turn_by_turn(measured):
-    [row], table = measured("speedup_loss", *TINY, *SHORT)
-    assert (row["method"], row["K"], row["cores"]) == ("fdg", 2, 2)
-    for turn in row["turns"]:
-        assert turn["uneven stages"] >= 0 and min(turn["bp"], turn["pipeline"], turn["lone"]) > 0
-    assert all(name in table for name in (*speedup_loss.CAUSES, "BP/2", "independent BP processes"))
 
 
 @pytest.mark.slow
@@ -157,16 +103,6 @@ def test_split_judges_every_way_to_cut_by_the_same_measured_times(measured, monk
 
 
 @pytest.mark.slow
-def test_memory_has_a_row_a_stage(measured):
-    rows, table = measured("memory", *TINY, "--method", "fdg", "fr", "--K", "2", "--weights", "stashed")
-    kept = [("fdg", 1, 2), ("fdg", 2, 1), ("fr", 1, 2), ("fr", 2, 1)]
-    assert [(row["method"], row["k"], row["memos"]) for row in rows] == kept
-    assert all(row["held_memos"] == row["memos"] for row in rows) and "| resnet8 | fdg | 2 | stashed | 1 |" in table
-    for row in rows[:2]:
-        assert sum(row["predicted"].values()) == row["predicted_bytes"] and row["temporary_bytes"] > 0
-
-
-@pytest.mark.slow
 @pins_cores
 @two_cores
 def test_images_per_second_compares_every_kind_of_side_and_leaves_out_one_that_fails(tmp_path):
@@ -205,3 +141,24 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     row = images_per_second.row(fdg, bp, SimpleNamespace(windows=3, seconds=1.0))  # type: ignore[arg-type]
     assert (row["ratio_windows"], row["ratio"], row["images_per_second"]) == ([1.8, 2.0, 1.0], 1.8, 180.0)
     assert row["core_percent"] == [100.0, 85.0]
+
+
+LOADERS = ["resnet8", "loader, workers=0", "loader, workers=1"]
+RUNS = {  # benchmark: (its words, a column of its rows, what that column has)
+    "loader": ("--windows 2 --seconds 0.1 --images 20 --workers 0 1", "side", LOADERS),
+    "checkpoint_cost": ("--batches 100 --windows 2", "checkpoints_per_window", [0, 1, 2, 2]),
+    "endurance": ("--K 2 --processes 2 --ticks 20 --every 10", "ticks", [10, 20]),
+    "speedup_loss": ("--windows 2 --seconds 0.1", "cores", [2]),
+    "memory": ("--method fdg fr --K 2 --weights stashed", "memos", [2, 1, 2, 1]),
+}
+
+
+@pytest.mark.slow
+@pins_cores
+@two_cores
+@pytest.mark.parametrize("benchmark", RUNS)
+def test_a_benchmark_in_small_prints_a_row_for_all_that_it_compares(benchmark, measured, monkeypatch):
+    monkeypatch.setattr(imagenet, "SIDE", 32)  # 224 takes a CPU long
+    words, column, expected = RUNS[benchmark]
+    rows, table = measured(benchmark, *TINY, *words.split())
+    assert [row.get(column) for row in rows] == expected and "|" in table

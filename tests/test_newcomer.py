@@ -28,9 +28,8 @@ LINES = [
 # The list of commands
 
 
-@pytest.mark.parametrize("package", ["fdg_jax", "fdg_jax.experiments"])
-def test_a_package_run_as_a_command_lists_the_commands(package):
-    done = subprocess.run([sys.executable, "-m", package], cwd=ROOT, capture_output=True, text=True)
+def test_a_package_run_as_a_command_lists_the_commands():
+    done = subprocess.run([sys.executable, "-m", "fdg_jax.experiments"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "fdg_jax.experiments.cifar " in done.stdout and "\n  benchmarks " in done.stdout
 

@@ -267,6 +267,7 @@ class Everything(nn.Module):
         return nn.WeightNorm(nn.Dense(CLASSES))(nn.SpectralNorm(nn.Dense(8))(x, update_stats=train))
 
 
+@pytest.mark.slow
 def test_whatever_variables_a_module_has_they_are_saved_and_come_back(tmp_path):
     def new(**given):
         return fdg_jax.Pipeline([Everything()], cross_entropy, optax.adam(0.1)).init(KEY, DATA[0], **given)
@@ -286,9 +287,3 @@ def test_whatever_variables_a_module_has_they_are_saved_and_come_back(tmp_path):
         assert again.state_sha256() == ours.state_sha256()
     assert jax.tree.structure(variables["plain"]) == jax.tree.structure(exported["plain"])  # others have own classes
     assert variables["params"].keys() == exported["params"].keys()
-
-
-def test_variables_in_another_byte_order_are_taken():
-    given = cut(2).export(whole=True)
-    other = jax.tree.map(lambda leaf: np.asfortranarray(leaf.astype(leaf.dtype.newbyteorder(">"))), given)
-    jax.tree.map(np.testing.assert_array_equal, cut(2, other).export(whole=True), given)

@@ -233,20 +233,6 @@ def test_a_preprocess_that_fails_in_a_step_leaves_no_trace():
     assert ours.engine.entered == 0 and not ours.interrupted
 
 
-def test_what_preprocess_makes_is_made_by_transform_in_evaluation():
-    class First(nn.Module):
-        @nn.compact
-        def __call__(self, given):
-            return nn.Dense(CLASSES)(given["x"])
-
-    named = lambda x, step=0: {"x": x}  # noqa: E731
-    ours = pipeline(1, DATA[0], stages=[First()], preprocess=named)
-    for run in (lambda: ours.predict(X), lambda: ours.evaluate([DATA[0]])):
-        with pytest.raises(BadInput, match=r"cannot take inputs float32\[16, 8\].*In training stage 1 .*transform="):
-            run()
-    assert ours.predict(X, named).shape == (16, CLASSES) and ours.evaluate([DATA[0]], named).images == 16
-
-
 def test_given_variables_are_copied_and_must_be_arrays_that_exist():
     given = pipeline(2, DATA[0]).params
     ours = pipeline(2, DATA[0], variables=given)

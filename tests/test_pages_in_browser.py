@@ -50,14 +50,6 @@ def shown(browser, file):
     assert browser.complaints() == []
 
 
-SET = """
-for (const [id, value] of arguments[0]) {
-  const field = document.getElementById(id);
-  field.value = value;
-  if (field.value !== String(value)) throw new Error(id + " cannot be " + value);
-  field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : "input", { bubbles: true }));
-}
-"""
 # Every operation of the upper picture as it is drawn, and what the page says of each backward pass.
 DRAWN = """
 const svg = document.querySelector("#panel-0 svg"), all = [...svg.querySelectorAll(".op")], read = [];
@@ -88,7 +80,7 @@ def compare(browser, variant: choices.Variant, K: int, at: Times) -> None:
     for name, value in variant.options.items():
         number = all(str(each).isdigit() for each in options[name])
         asked.append((f"{name}-0", options[name].index(value) if number else value))
-    browser.run(SET, asked)
+    browser.run(chromium.SET, asked)
     drawn, schedule = browser.run(DRAWN), variant.schedule(K)
     wanted = timeline.timeline(schedule, variant.method, at)
     assert drawn["width"] == pytest.approx(drawn["horizon"] * drawn["scale"])
@@ -164,7 +156,7 @@ def test_a_screen_reader_hears_the_name_and_the_value_of_every_choice(shown):
     said = "return [...document.querySelectorAll('input')].map((each) => [each.id, each.ariaValueText])"
     words = dict(shown.run(said))
     assert words["K"] == "3" and words["slow"] == "none" and words["backward"] == "2 × F" and all(words.values())
-    shown.run(SET, [("slow", 2), ("now", 3)])
+    shown.run(chromium.SET, [("slow", 2), ("now", 3)])
     words = dict(shown.run(said))
     assert words["slow"] == "stage 2" and re.fullmatch(r"3 of \d+", words["now"])
 
@@ -216,7 +208,7 @@ def test_time_can_be_stepped_played_and_sent_to_the_steady_state(shown):
 def test_the_batches_that_a_stage_keeps_are_those_of_the_schedule(shown, name):
     variant = choices.Variant(methods.find(name), {})  # at the defaults, as the page begins
     K, schedule = 4, variant.schedule(4)
-    shown.run(SET, [("K", K), ("method-0", name)])
+    shown.run(chromium.SET, [("K", K), ("method-0", name)])
     wanted = timeline.timeline(schedule, variant.method)
     for now in (5, 17.5, 30):
         shown.run("stop(); setTime(arguments[0])", now)
@@ -239,14 +231,14 @@ def test_the_playground_trains_as_the_recurrence_does_and_knows_its_limits(shown
             got = shown.run("return trained(...arguments)", late, rate, momentum, 400)
             assert got == pytest.approx(w, rel=1e-9, abs=1e-9)
             assert (max(map(abs, got[-60:])) < max(map(abs, got[:60]))) == (rate < limit)
-    shown.run(SET, [("K", 4), ("momentum", 1)])
+    shown.run(chromium.SET, [("K", 4), ("momentum", 1)])
     limits = shown.run("return [...document.querySelectorAll('.stage')].map((b) => Number(b.dataset.limit))")
     stale = methods.find("fdg").schedule(4).staleness
     assert limits == pytest.approx([quadratic.stability_limit(n, quadratic.MOMENTA[1]) for n in stale], abs=1e-6)
     words = "return [...document.querySelectorAll('.stage')].map((b) => b.textContent.split(': ')[1])"
     rate = shown.run("return rateAt(game.rate)")
     assert shown.run(words) == ["grows" if rate > limit else "settles" for limit in limits]
-    shown.run(SET, [("beta", 5)])
+    shown.run(chromium.SET, [("beta", 5)])
     shrunk = [rate * 0.5 ** (4 - k) for k in range(1, 5)]
     assert shown.run(words) == ["grows" if r > limit else "settles" for r, limit in zip(shrunk, limits, strict=True)]
 
@@ -256,7 +248,7 @@ def test_a_name_that_holds_html_stays_text(shown):
     assert shown.run("return document.querySelectorAll('img').length") == 0
     shown.run("data.methods[0].summary = arguments[0]; data.methods[0].name", HTML_NAME)
     name = shown.run("return data.methods[0].name")
-    shown.run(SET, [("method-0", name)])
+    shown.run(chromium.SET, [("method-0", name)])
     assert HTML_NAME in shown.run("return document.getElementById('choice-0').textContent")
     assert shown.run("return [document.querySelectorAll('img, #panels b b').length, document.title]") == [
         0, "Which weights does a gradient belong to?",
@@ -272,34 +264,15 @@ def test_a_measured_run_lies_below_the_derived_one(shown):
     assert measured.MOST > 3
 
 
-def easy_to_use(browser, file: Path, states=((),)) -> None:
-    """Fails unless a page opens quickly, can be read in light, dark and on a telephone, and asks nobody for anything.
-
-    states: what is chosen in the page before each look at it.
-    """
-    browser.requests()
-    for dark in (False, True):
-        for width in (1280, 360):
-            browser.show(width, dark=dark)
-            assert 0 < browser.open(file) < 2
-            browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
-            for asked in states:
-                browser.run(SET, asked)
-                assert browser.run("return document.documentElement.scrollWidth") == width
-                found = browser.run(chromium.CONTRAST)
-                assert len(found) > 100 and not [each for each in found if each[0] < 4.5]  # WCAG AA
-    assert set(browser.requests()) <= {file.as_uri(), "data:,"} and browser.complaints() == []
-
-
 def test_the_explorer_is_easy_to_use(browser, file):
-    easy_to_use(browser, file, ((), [("K", 8), ("method-0", "dni")], [("rate", 90), ("K", 1)], [("now", 0)]))
+    chromium.easy_to_use(browser, file, ((), [("K", 8), ("method-0", "dni")], [("rate", 90), ("K", 1)], [("now", 0)]))
 
 
 def test_the_page_of_a_comparison_is_as_easy_to_use(browser, tmp_path):
     file, results_of = tmp_path / "compared.html", Path(__file__).resolve().parent.parent / "experiments" / "results"
     runs = [run for name in ("decisive", "paper-3-epochs") for run in results.read(results_of / f"{name}.jsonl")]
     file.write_text(comparison.page(comparison.compare(runs)), encoding="utf-8")
-    easy_to_use(browser, file)
+    chromium.easy_to_use(browser, file)
     assert browser.run("return document.querySelectorAll('svg.chart').length") == 2 * 3
 
 
@@ -321,7 +294,7 @@ def reported(folder: Path, method: str, K: int, trained: int) -> Path:
 def test_the_report_of_a_run_is_as_easy_to_use_and_shows_names_that_hold_html_as_text(
     browser, tmp_path, method, K, trained
 ):
-    easy_to_use(browser, reported(tmp_path, method, K, trained))
+    chromium.easy_to_use(browser, reported(tmp_path, method, K, trained))
     marked = browser.run("return [...document.querySelectorAll('img, b')].map((each) => each.textContent)")
     assert not {"", "bold"} & {*marked}
     # The note, a stage's share and device, the incident, an option.
