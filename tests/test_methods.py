@@ -45,7 +45,7 @@ def test_with_one_stage_every_method_is_backprop(method):
 
 
 def test_scaled_bp_by_one_is_backprop_bit_for_bit():
-    K, data = 3, batches(8)
+    K, data = 2, batches(8)
     assert hashed(K, data, method="scaled_bp", scale=1.0) == hashed(K, data, method="bp")
 
 
@@ -56,7 +56,7 @@ def test_a_scale_outside_0_to_1_is_refused():
 
 
 def test_gpipes_gradient_is_backprops_without_batch_norm():
-    K, M, data = 3, 4, batches(6)
+    K, M, data = 2, 4, batches(6)
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
     one, two = (trained(K, data, stages=stages, **options)[0] for options in
                 ({"method": "gpipe", "micro_batches": M}, {"method": "bp"}))  # fmt: skip
@@ -102,7 +102,7 @@ def test_fr_with_frozen_weights_has_ddgs_gradients():
             jax.tree.map(jnp.zeros_like, grads), jax.tree.map(jnp.add, state, grads),
         ),
     )  # fmt: skip
-    K, data = 3, batches(9)
+    K, data = 2, batches(9)
     sums = []
     for method in ("ddg", "fr"):
         ours, _, _ = trained(K, data, method=method, optimizer=seen)
@@ -141,7 +141,7 @@ def test_dni_with_the_true_gradient_for_a_synthesizer_is_backprop():
 
 
 def test_fa_with_the_transposed_weights_for_feedback_is_backprop():
-    K, data = 3, batches(8)
+    K, data = 2, batches(8)
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
     ours, true = pipeline(K, data[0], stages=stages, method="fa"), pipeline(K, data[0], stages=stages, method="bp")
     assert ours.parameters_sha256() == true.parameters_sha256()
