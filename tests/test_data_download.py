@@ -115,12 +115,11 @@ WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
 )
 def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(server, tmp_path, answer, message, requests):
     server.answer = answer
-    patience = {"answer_seconds": 2.5}
-    spec = small(SETS[10], **served(CONTENT, server.url), **patience)
+    spec = small(SETS[10], **served(CONTENT, server.url))
     start = time.monotonic()
     with pytest.raises(Unavailable, match=message) as raised:
         cifar.load(spec, None)
-    assert time.monotonic() - start < 4  # 2.5 s to answer, or less for stalls and the pauses between
+    assert time.monotonic() - start < 4  # seconds, the pauses between included
     assert server.requests == requests
     assert "--data-dir" in str(raised.value)
     assert "--dataset digits" in str(raised.value)
