@@ -103,7 +103,7 @@ def test_the_caller_may_refill_his_buffers_at_once(engine):
     assert ours.parameters_sha256() == other.parameters_sha256()
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "scan"])
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
 def test_parameters_once_taken_stay(engine):
     ours = pipeline(2, DATA[0], engine=engine)
     taken = ours.params

@@ -2,15 +2,12 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from cifar_processes import ROOT, printed
 from small import batches, fed, pipeline
 
 from fdg_jax import split
@@ -19,8 +16,8 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule.running import validate
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples"
+AS_SHOWN = {"MPLBACKEND": "Agg"}
 DATA = batches(4)
 SHORT = {  # what to give it, and what it then prints
     "digits.py": ("--epochs 12", r"fdg .* test error ([\d.]+)%\n.* at most (\d+e-\d+) apart"),
@@ -44,28 +41,18 @@ def example(name):
     return module
 
 
-def run(folder, *words):
-    """What Python prints in a process of its own, in that folder."""
-    settings = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [file.name for file in sorted(FOLDER.glob("*.py"))])
 def test_an_example_runs_and_learns(name, tmp_path):
-    words, printed = SHORT[name]
-    out = run(tmp_path, FOLDER / name, *words.split())
-    found = re.search(printed, out)
+    words, expected = SHORT[name]
+    out = printed(FOLDER / name, *words.split(), cwd=tmp_path, environment=AS_SHOWN)
+    found = re.search(expected, out)
     assert found, out
     assert float(found[1]) < BOUNDS[name]
     if name == "digits.py":
         assert float(found[2]) < 1e-4  # other programs, so other last bits
     if name == "torch_weights.py":
-        again = run(tmp_path, FOLDER / name, "trained")
+        again = printed(FOLDER / name, "trained", cwd=tmp_path, environment=AS_SHOWN)
         assert f"trained: test error {found[1]}%" in again
 
 
@@ -76,7 +63,7 @@ def test_an_example_runs_and_learns(name, tmp_path):
 def test_the_cells_of_the_notebook_run_one_after_the_other(tmp_path):
     cells = [cell for cell in json.loads((FOLDER / "delays.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
     (tmp_path / "cells.py").write_text("\n\n".join("".join(cell["source"]) for cell in cells))
-    out = run(tmp_path, "cells.py")
+    out = printed("cells.py", cwd=tmp_path, environment=AS_SHOWN)
     assert "staleness for K=3: (3, 1, 0)" in out
     errors = {name: float(error) for name, error in re.findall(r"(K=.*?) +staleness .* test error ([\d.]+)%", out)}
     assert errors.keys() == {"K=1 (BP)", "K=2", "K=4", "K=4, beta=0.5"} and errors["K=1 (BP)"] < 30

@@ -2,12 +2,11 @@
 
 import inspect
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cifar_processes import finish, started
 from small import batches, pipeline
 
 import fdg_jax
@@ -92,12 +91,7 @@ def forget_added_methods():
 
 def run(folder: Path, *lines: str, script: str = COMMAND) -> tuple[int, str, str]:
     """Command lines in a process of its own, with that folder searched for methods; the largest exit code."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), *lines],
-        cwd=folder, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+    return finish(started("-c", script, str(folder), *lines, cwd=folder))
 
 
 def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
