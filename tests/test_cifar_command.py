@@ -5,11 +5,9 @@ The frozen lists at the top are contracts with scripts outside this repository.
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
-from cifar_processes import ROOT, SHORT, command, finish
+from cifar_processes import SHORT, command, finish, started
 
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
@@ -177,12 +175,10 @@ def test_help_and_refusals_start_no_backend(place):
     code = "import sys; from fdg_jax.experiments.cifar import main\nfor words in sys.argv[1:]: "
     code += "print(main(words.split()))"
     lines = ["--K 0", "--bta 0.5", "--method fgd", "--run-dir run", "--model resnet8 --K 99", "--K 2 --split 99"]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nmain(['--help'])", *lines],
-        capture_output=True, text=True, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "none"},
-    )  # fmt: skip
-    assert done.stdout.split("usage")[0].split() == ["2"] * len(lines), done.stderr
-    assert done.returncode == 0 and "none" not in done.stderr
+    process = started("-c", f"{code}\nmain(['--help'])", *lines, cwd=place, environment={"JAX_PLATFORMS": "none"})
+    returned, out, err = finish(process)
+    assert out.split("usage")[0].split() == ["2"] * len(lines), err
+    assert returned == 0 and "none" not in err
 
 
 def test_the_last_of_two_values_counts_and_underscores_are_dashes():

@@ -2,11 +2,10 @@
 
 import pkgutil
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from cifar_processes import printed
 
 from fdg_jax import data
 from fdg_jax.data import Dataset, arrays, directories, download
@@ -91,8 +90,7 @@ def test_names_and_cifar_import_neither_jax_nor_tfds_nor_scikit_learn():
         "import sys; from fdg_jax import data; data.names(); import fdg_jax.data.sets.auto\n"
         "print(sorted({'jax', 'tensorflow_datasets', 'sklearn', 'PIL'} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == "[]"
+    assert printed("-c", code).strip() == "[]"
 
 
 # Embedded and made-up images

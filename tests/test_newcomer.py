@@ -1,12 +1,12 @@
 """What a newcomer sees first: the list of commands, --help, and the opening lines of a run in a terminal."""
 
 import io
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
+from cifar_processes import ROOT, printed
 
 import fdg_jax.__main__ as overview
 from fdg_jax import cli, data, methods, models
@@ -16,7 +16,6 @@ from fdg_jax.experiments import imagenet, tiny_imagenet
 from fdg_jax.machine import terminal
 from fdg_jax.training import command, opening
 
-ROOT = Path(__file__).resolve().parent.parent
 LINES = [
     "method     fdg with K=2, order=backward-first, accumulate=1, accumulation=sum, beta=1.0, weights=stashed, seed 0",
     "stage k=1  blocks 0 to 1, 52% of the FLOPs, 5,136 parameters, staleness 1 update, on cpu:0",
@@ -29,9 +28,8 @@ LINES = [
 
 
 def test_a_package_run_as_a_command_lists_the_commands():
-    done = subprocess.run([sys.executable, "-m", "fdg_jax.experiments"], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "fdg_jax.experiments.cifar " in done.stdout and "\n  benchmarks " in done.stdout
+    out = printed("-m", "fdg_jax.experiments")
+    assert "fdg_jax.experiments.cifar " in out and "\n  benchmarks " in out
 
 
 def test_every_module_that_can_be_run_is_in_the_list_and_no_other():

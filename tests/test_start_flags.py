@@ -2,15 +2,13 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import pytest
-from cifar_processes import SHORT, command, finish, read
+from cifar_processes import SHORT, command, finish, printed, read
 
 from fdg_jax import cli
 from fdg_jax.data.stream import Stream
@@ -155,6 +153,4 @@ for words in [{"method": name} for name in methods.NAMES] + [{"correct": name} f
 assert not jax_internals.has_started()
 print(checked)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 30
+    assert int(printed("-c", code)) > 30
