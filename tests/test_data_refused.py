@@ -116,7 +116,7 @@ def test_no_flipped_bit_ever_changes_an_image(tmp_path):
     whole = path.read_bytes()
     generator = np.random.RandomState(0)
     messages = []
-    for place in [*generator.randint(0, len(whole), 40), *range(len(whole) - 65536, len(whole) - 65536 + 40)]:
+    for place in [*generator.randint(0, len(whole), 20), *range(len(whole) - 65536, len(whole) - 65536 + 20)]:
         flipped = bytearray(whole)
         flipped[place] ^= 1 << generator.randint(8)
         path.write_bytes(flipped)
@@ -124,7 +124,7 @@ def test_no_flipped_bit_ever_changes_an_image(tmp_path):
             assert_same(data.load("cifar10", tmp_path / "tfds"), arrays)
         except BadInput as error:
             messages.append(str(error))
-    assert len(messages) > 20
+    assert len(messages) > 10
     assert all(str(path) in message for message in messages)
 
 
