@@ -15,7 +15,7 @@ from benchmarks.harness import children
 from benchmarks.images_per_second import asked_for
 from benchmarks.images_per_second import parser as speed_parser
 from experiments.gpu import __main__ as command
-from experiments.gpu import loop, pages, steps
+from experiments.gpu import loop, on_device, pages, steps
 from experiments.gpu.loop import Choices, Folder, TimeIsUp
 from experiments.gpu.settings import FULL, SMALL, rows
 from experiments.harness import run_table
@@ -217,3 +217,10 @@ def test_cifar10_is_packed_as_a_file_that_the_training_command_reads(tmp_path, m
     assert_same(cifar10.load(tmp_path / "packed"), images)
     (tmp_path / "packed" / "cifar10.npz").unlink()
     assert "neither cifar10/<version>/ nor cifar10.npz" in steps.row_refusal("resnet20", rows(FULL)[:3], here)
+
+
+@pytest.mark.slow
+def test_the_engines_are_what_plain_jax_trains_and_one_update_too_soon_is_seen():
+    found = on_device.engines("resnet8", 3, 10, 16)
+    assert max(found["from_oracle"].values()) < on_device.BOUND and found["between_engines"] < on_device.BOUND
+    assert found["one_update_sooner"] > on_device.WRONG * on_device.BOUND
