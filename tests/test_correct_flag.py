@@ -45,27 +45,14 @@ def test_a_method_that_is_refused_beta_names_shrink_only_where_shrink_then_runs(
 
 
 @pytest.mark.slow
-def test_the_command_trains_with_a_correction_in_both_engines_and_goes_on(tmp_path):
-    small = "--dataset digits --model resnet8 --train-size 12 --batch-size 4 --epochs 2 --K 2"
-    short = f"{small} --warmup off --no-tensorboard"
-    asked = f"{short} --correct taylor --strength 20"
-    lines = [
-        f"{asked} --engine pipeline --run-dir pipeline",
-        f"{asked} --engine delay-line --run-dir delay-line",
-        f"{short} --run-dir plain",
-        f"{asked} --no-drain --run-dir whole",
-        f"{asked} --no-drain --run-dir halves --steps 3",
-        "--run-dir halves --resume --steps 6",
-    ]
-    code, out, err = run(tmp_path, *lines, script=SEARCHED)
+def test_the_command_trains_with_a_correction_of_an_added_file_and_keeps_its_options(tmp_path):
+    short = "--dataset digits --model resnet8 --train-size 12 --batch-size 4 --epochs 2 --K 2 --no-tensorboard"
+    asked = f"{short} --correct taylor --strength 20 --run-dir corrected"
+    code, out, err = run(tmp_path, asked, f"{short} --run-dir plain", script=SEARCHED)
     assert code == 0, err
     assert "correct=taylor, strength=20.0" in out
-    folders = ("pipeline", "delay-line", "plain", "whole", "halves")
-    found = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in folders}
-    assert (found["pipeline"]["correct"], found["pipeline"]["strength"]) == ("taylor", 20.0)
-    assert "correct" not in found["plain"]
-    hashes = {name: summary["final_parameters_sha256"] for name, summary in found.items()}
-    assert hashes["pipeline"] == hashes["delay-line"] != hashes["plain"]
-    assert hashes["whole"] == hashes["halves"] != hashes["pipeline"]
-    code, _, err = run(tmp_path, "--run-dir halves --resume --strength 2", script=SEARCHED)
+    corrected, plain = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("corrected", "plain"))
+    assert (corrected["correct"], corrected["strength"]) == ("taylor", 20.0) and "correct" not in plain
+    assert corrected["final_parameters_sha256"] != plain["final_parameters_sha256"]
+    code, _, err = run(tmp_path, "--run-dir corrected --resume --strength 2", script=SEARCHED)
     assert code == 2 and "--strength 2.0 contradicts" in err

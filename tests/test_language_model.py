@@ -111,18 +111,6 @@ def test_a_run_has_the_files_of_every_run_and_counts_tokens(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_engines_are_the_same_training_also_when_it_is_stopped_and_goes_on(tmp_path):
-    whole = run(tmp_path / "whole", "--K", "3")
-    other = run(tmp_path / "other", "--K", "3", "--engine", "delay-line")
-    assert other["final_parameters_sha256"] == whole["final_parameters_sha256"]
-    run(tmp_path / "cut", "--K", "3", "--steps", "2")
-    assert language_model.main(["--run-dir", str(tmp_path / "cut"), "--resume", "--steps", "6"]) == 0
-    cut = read(tmp_path / "cut" / "summary.json")
-    assert cut["final_state_sha256"] == whole["final_state_sha256"]
-    assert cut["final_parameters_sha256"] == whole["final_parameters_sha256"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--optimizer adamw --beta 0.5", "--optimizer muon --method scaled_bp --scale 0.5"])
 def test_a_factor_that_cancels_is_said_in_one_sentence(words, tmp_path, capsys):
     run(tmp_path / "run", "--K", "2", "--steps", "1", *words.split())
