@@ -1,11 +1,14 @@
 """What is written is what is read, or it is refused."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import tensorstore
 from small import batches, pipeline
 
 from fdg_jax.checkpoint import folder, manifest
@@ -109,6 +112,55 @@ def test_a_manifest_that_is_none_is_damage(written, tmp_path):
         (copy / "manifest.json").write_bytes(content)
         with pytest.raises(manifest.Damaged):
             folder.load(copy)
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("arrays/_METADATA", "link"), ("manifest.json", "pipe"), ("arrays/more", "pipe"), ("arrays/more", "empty folder"),
+    ("more", "file"),
+])  # fmt: skip
+def test_what_is_no_ordinary_file_or_not_listed_is_refused_and_nobody_waits_for_it(written, name, kind, tmp_path):
+    copy = shutil.copytree(written[0], tmp_path / "c")
+    place = copy / name
+    if kind == "link":
+        place.symlink_to(place.rename(tmp_path / "elsewhere"))
+    else:
+        place.unlink(missing_ok=True)
+        {"pipe": os.mkfifo, "empty folder": os.mkdir, "file": Path.touch}[kind](place)
+    with pytest.raises(manifest.Damaged, match=name):
+        folder.load(copy)
+
+
+def made_up(copy, kind):
+    """Changes a checkpoint so that what it declares cannot be; all hashes are right."""
+    content = json.loads((copy / "manifest.json").read_text())["content"]
+    arrays, about, size = content["arrays"], content["about"], 2**39
+    if kind in ("bytes", "part"):
+        spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"file://{copy}/arrays/", "path": "00000/"}}
+        shape, part = ([size], [2**20]) if kind == "bytes" else ([300], [size])
+        spec["metadata"] = {"shape": shape, "chunks": part, "dtype": "<f8", "compressor": None, "fill_value": 0.0}
+        tensorstore.open(spec, create=True, delete_existing=True).result()
+        arrays[0][2] = shape
+    elif kind == "header":
+        shutil.rmtree(copy / "arrays")
+        folder.write_as_npy(copy, {"00000": np.zeros(300), "00001": np.int64(3)})
+        file = copy / "npy" / "00000.npy"
+        file.write_bytes(file.read_bytes().replace(b"(2400,)", b"(2400000000000,)")[:-9])
+    elif kind == "name":
+        arrays[0][0] = 3
+    (copy / "manifest.json").unlink()
+    manifest.seal(copy, {"arrays": arrays, "about": [1] if kind == "about" else about})
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("bytes", "declare 4,398,046,511,112 bytes"), ("part", "parts larger than themselves"), ("header", "mmap length"),
+    ("name", "manifest.json does not describe its arrays"), ("about", "about is no object"),
+])  # fmt: skip
+def test_a_checkpoint_that_declares_what_it_cannot_hold_is_refused_before_it_is_read(written, kind, said, tmp_path):
+    copy = shutil.copytree(written[0], tmp_path / "c")
+    assert folder.load(copy)[1] == {"step": 7}
+    made_up(copy, kind)
+    with pytest.raises(BadInput, match=said):
+        folder.load(copy)
 
 
 @pytest.mark.parametrize(("method", "engine"), [

@@ -1,6 +1,8 @@
 """Processes come together before JAX joins them: all go on at once, and a stranger is neither let in nor disturbed."""
 
+import contextlib
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -60,3 +62,47 @@ def test_one_that_has_gone_may_come_again(coordinator):
             stray.sendall(b"GET / HTTP/1.1\r\n\r\n")
         gather(coordinator, 1, 2, 5.0)
         waiting.result()
+
+
+def connected(coordinator):
+    """A connection to whoever listens there, once somebody does."""
+    host, _, port = coordinator.rpartition(":")
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection((host, int(port)))
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("strangers", [70])
+def test_strangers_that_are_slow_or_silent_delay_nobody(strangers, coordinator):
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as held:
+        waiting = pool.submit(gather, coordinator, 0, 3, 4.0)
+        for _ in range(strangers):
+            held.enter_context(connected(coordinator)).sendall(b"1")  # and not the rest
+        assert outcomes(coordinator, (1, 2), 3, seconds=3.0) == [None, None]
+        waiting.result()
+
+
+def test_the_port_of_another_program_is_refused_and_it_is_sent_nothing(coordinator, monkeypatch):
+    monkeypatch.setattr(gathering, "STRANGE_SECONDS", 0.1)
+    host, _, port = coordinator.rpartition(":")
+    got = []
+    with socket.create_server((host, int(port))) as other:
+
+        def serve():
+            while True:
+                try:
+                    way, _ = other.accept()
+                except OSError:
+                    return
+                with way, contextlib.suppress(ConnectionResetError):
+                    way.sendall(b"\0\0\x12\4" + bytes(20))  # as gRPC begins
+                    got.append(way.recv(100))
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(BadInput, match=f"process 0 cannot listen at {coordinator}: Address already in use"):
+            gather(coordinator, 0, 2, 1.0)
+        with pytest.raises(BadInput, match=f"another program listens at {coordinator}"):
+            gather(coordinator, 1, 2, 3.0)
+        other.shutdown(socket.SHUT_RDWR)
+    assert not any(got)

@@ -10,6 +10,7 @@ from small import pipeline
 from test_own_modules import DATA, X, Y, stepped
 
 import fdg_jax
+from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.errors import BadInput
 
 
@@ -155,3 +156,15 @@ def test_two_threads_are_told_and_a_thread_that_has_ended_is_in_nobodys_way():
     stage.forward = forward
     ours.step(DATA[1])
     assert ours.engine.loop.t == 2
+
+
+def test_a_call_that_never_ended_stops_nobody_else_once_its_thread_has_ended():
+    class Engine:
+        entered, within_tick = 0, False
+
+    one = CallGuard(Engine())
+    thread = threading.Thread(target=one.take)  # as if Ctrl-C came right behind it
+    thread.start()
+    thread.join()
+    with one:
+        pass

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from flax import struct
 from flax.core import freeze
 from small import CLASSES, Part, batches, close, cross_entropy, pipeline, recipe
@@ -210,6 +211,26 @@ def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weight
     with pytest.raises(BadInput, match=match) as found:
         fdg_jax.load_weights(file)
     assert "\n" not in str(found.value) and str(file) in str(found.value)
+
+
+@pytest.mark.parametrize(("names", "texts", "said"), [
+    (["a/b", "a/b/c"], {"format": weight_files.WEIGHTS}, "names of its arrays make no tree"),
+    (["a/b"], {"format": weight_files.WEIGHTS, "containers": '{"a": "tuple"}'}, "names of its arrays make no tree"),
+    *((["a"], {"format": weight_files.WEIGHTS, "dtypes": f'{{"a": {dtype}}}'}, "does not fit its arrays")
+      for dtype in ("3", '"O"', '"key none"')),
+    (["a"], {"format": weight_files.WEIGHTS, "containers": "[]"}, "does not fit its arrays"),
+    (["a"], {"format": weight_files.WEIGHTS, "containers": '{"a": []}'}, "names of its arrays make no tree"),
+    *((["stage/1/a"], {"format": weight_files.PIPELINE, **K}, "which is no number of stages")
+      for K in ({}, {"K": "0"}, {"K": "1000000000"})),
+    *(([name], {"format": weight_files.PIPELINE, "K": "1"}, "which no pipeline of 1 stages has")
+      for name in ("stage/2/a", "state", "else/a")),
+])  # fmt: skip
+def test_a_file_that_somebody_made_up_is_refused_although_its_hash_is_right(names, texts, said, tmp_path):
+    arrays = {name: np.zeros(2, np.float32) for name in names}
+    file = tmp_path / "made up"
+    file.write_bytes(safetensors.numpy.save(arrays, {**texts, "sha256": weight_files.seal(arrays, texts)}))
+    with pytest.raises(BadInput, match=said):
+        (fdg_jax.load if texts["format"] == weight_files.PIPELINE else fdg_jax.load_weights)(file)
 
 
 def test_a_file_of_another_kind_names_its_reader(weights, tmp_path):
