@@ -80,6 +80,13 @@ def test_auto_uses_what_is_prepared_and_otherwise_says_loudly_that_it_uses_digit
     assert_same(dataset, arrays)
 
 
+def test_auto_refuses_damaged_files_instead_of_passing_over_them(tmp_path):
+    directory, _ = tfds_directory(tmp_path / "default")
+    shard = next(directory.glob("*train*"))
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    refused(None, shard, name="auto")
+
+
 def test_auto_takes_digits_where_cifar10_was_prepared_for_tensorflow_only(tmp_path):
     directory, _ = tfds_directory(tmp_path / "default")
     path = directory / "dataset_info.json"

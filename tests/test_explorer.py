@@ -231,6 +231,24 @@ def test_the_picture_in_the_documentation_is_the_one_that_the_command_makes(tmp_
     assert kept.read_text() == made.read_text(), "python -m fdg_jax.schedule writes it, see docs"
 
 
+def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
+    files = [tmp_path / name for name in ("a.svg", "a.json")]
+    assert command.main(["--K", "2", "--ticks", "5", "--svg", str(files[0]), "--trace", str(files[1])]) == 0
+    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    assert ElementTree.fromstring(files[0].read_text()).tag.endswith("svg")
+    assert json.loads(files[1].read_text())["traceEvents"]
+
+
+def test_open_shows_the_page_that_it_has_written(monkeypatch, tmp_path, capsys):
+    opened = []
+    monkeypatch.setattr(command.webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(page, "tables", lambda start: {"start": start})
+    file = tmp_path / "a b.html"
+    assert command.main(["--method", "ddg", "--K", "4", "--html", str(file), "--open"]) == 0
+    assert opened == [file.as_uri()] and capsys.readouterr().out == f"{file}\n"
+    assert '"start":{"method":"ddg","K":4}' in file.read_text()
+
+
 # The command
 
 
