@@ -3,7 +3,7 @@
 import base64
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,3 +146,33 @@ while (walker.nextNode()) {
 }
 return found;
 """  # noqa: E501
+
+
+# Chooses values in the fields of a page, by their ids.
+SET = """
+for (const [id, value] of arguments[0]) {
+  const field = document.getElementById(id);
+  field.value = value;
+  if (field.value !== String(value)) throw new Error(id + " cannot be " + value);
+  field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : "input", { bubbles: true }));
+}
+"""
+
+
+def easy_to_use(browser: Browser, file: Path, states: Sequence = ((),), texts: int = 100) -> None:
+    """Fails unless a page opens quickly, can be read in light, dark and on a telephone, and asks nobody for anything.
+
+    states: what is chosen in the page before each look at it. texts: how many it has at least.
+    """
+    browser.requests()
+    for dark in (False, True):
+        for width in (1280, 360):
+            browser.show(width, dark=dark)
+            assert 0 < min(browser.open(file) for _ in range(3)) < 2  # the machine may be busy with something else
+            browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+            for asked in states:
+                browser.run(SET, asked)
+                assert browser.run("return document.documentElement.scrollWidth") == width
+                found = browser.run(CONTRAST)
+                assert len(found) > texts and not [each for each in found if each[0] < 4.5]  # WCAG AA
+    assert all(url.startswith(("file:", "data:")) for url in browser.requests()) and browser.complaints() == []

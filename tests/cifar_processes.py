@@ -1,10 +1,12 @@
-"""The training command in processes of its own."""
+"""Python, and with it the training command, in processes of their own."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[1]
 SHORT = (
@@ -14,21 +16,27 @@ SHORT = (
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
-def command(*words: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> subprocess.Popen:
-    """The command in a process of its own. PYTHONPATH, because a test may run in another directory."""
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **(environment or {})}
-    return subprocess.Popen(
-        [sys.executable, "-m", "fdg_jax.experiments.cifar", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd or ROOT,
-        env=settings,
-    )
+def started(*words: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] = QUICK) -> subprocess.Popen:
+    """Python with these words. PYTHONPATH, because a test may run in another directory."""
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "120", **environment}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *words], **pipes, cwd=cwd, env=settings)
+
+
+def command(*words: str, cwd: Path = ROOT, environment: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen:
+    """The training command."""
+    return started("-m", "fdg_jax.experiments.cifar", *words, cwd=cwd, environment=environment)
+
+
+def printed(*words: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] = QUICK) -> str:
+    """What Python prints with these words. Raises AssertionError where it fails."""
+    code, out, err = finish(started(*words, cwd=cwd, environment=environment))
+    assert code == 0, out + err
+    return out
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 

@@ -71,19 +71,3 @@ def without_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
-
-
-ENGINES = ("test_engines", "test_pipeline", "test_api")
-METHODS = ("test_data_parallel", "test_data_parallel_devices")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Where a test does little but compile, what compiles most is a long one: four stages of any engine, three of the
-    compared methods, and a scan."""
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        module, stages = item.module.__name__, parameters.get("K", 0)
-        most = {**dict.fromkeys(ENGINES, 3), **dict.fromkeys(METHODS, 2)}.get(module)
-        if most and (stages > most or parameters.get("engine") == "scan"):
-            item.add_marker(pytest.mark.slow)

@@ -23,11 +23,10 @@ def updated(optimizer, factor, params, opt_state, grads):
     return optax.apply_updates(params, updates), opt_state
 
 
-def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, correct=None, rules=None):
+def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, rules=None):
     """modules: K functions (params, extra, x) -> (y, extra). delays[k-1]: updates a gradient of stage k waits.
-    correct(grads, weights then, weights now) -> grads, of the stages whose gradients wait. rules: what is done about
-    late gradients, one object a stage that has some of forward(w), gradient(g, then, now), updated(before, after) and
-    optimizer.
+    rules: what is done about late gradients, one object a stage whose gradients wait that has some of forward(w),
+    gradient(g, then, now), updated(before, after) and optimizer.
 
     Returns (variables per stage after the drain, losses, measured staleness per stage)."""
     K = len(modules)
@@ -39,8 +38,6 @@ def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, c
 
     def use_oldest(k):
         grads, version, then = waiting[k].pop(0)
-        if correct and delays[k]:
-            grads = correct(grads, then, params[k])
         grads, before = told(k, "gradient", grads, then, params[k]), params[k]
         params[k], opt[k] = updates[k](beta ** (K - 1 - k), params[k], opt[k], grads)
         told(k, "updated", before, params[k])

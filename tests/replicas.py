@@ -2,11 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 from small import CLASSES, pipeline
 
 from fdg_jax import models, split
 
-Ks = [2, 3, 4]
+Ks = [2, *(pytest.param(K, marks=pytest.mark.slow) for K in (3, 4))]  # such a test does little but compile
 NORMS = ["local", "sync"]
 SIZE = 24  # which 2, 3 and 4 divide
 

@@ -36,19 +36,6 @@ class Board:
             return self.texts.get(name)
 
 
-class StandingStill(Board):
-    """Notices that process 0, which keeps them, neither takes nor gives, although all have left theirs."""
-
-    def put(self, name, text):
-        if self.texts:
-            time.sleep(1)
-        super().put(name, text)
-
-    def wait(self, name, seconds):
-        time.sleep(min(seconds, 0.05))
-        return None
-
-
 def in_processes(count, run, seconds=30.0) -> list[Any]:
     """What run(peers) returns, or the exception that it raises, in each of so many processes."""
     board: Any = Board()
@@ -63,7 +50,7 @@ def in_processes(count, run, seconds=30.0) -> list[Any]:
         return list(pool.map(one, range(count)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_processes_at_different_batches_meet_at_the_same_one(seed):
     """None may run ahead of the slowest by more than 3 batches, as losses bound it in a pipeline."""
     rng = random.Random(seed)
@@ -169,19 +156,6 @@ class NeverReady:
 
     def is_ready(self):
         return False
-
-
-@pytest.mark.parametrize("takes", [True, False])
-def test_where_no_notice_can_be_left_or_read_process_0_is_late(takes, monkeypatch, capfd):
-    """It keeps the notices: that of process 1 itself cannot be read either, and it is not process 1 that is late."""
-    monkeypatch.setattr(joined, "LATE_SECONDS", 0.1)
-    board: Any = StandingStill()
-    board.texts = {} if takes else {"there": ""}
-    with pytest.raises(Silent, match=r"process 0 has not answered for 0 s\."):
-        JoinedPeers(1, 3, 0.3, board).all_gather("something")
-    warnings = [line for line in capfd.readouterr().err.splitlines() if "late" in line]
-    assert warnings
-    assert set(warnings) == {"WARNING: process 1 has waited 0 s for process 0, which is late."}
 
 
 def test_a_stage_that_is_late_is_named_once_a_minute_and_ends_the_run_at_the_limit(monkeypatch, tmp_path, capfd):

@@ -2,17 +2,24 @@
 
 import math
 import os
+from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
+from unittest import mock
 
 import flax.linen as nn
+import numpy as np
 import pytest
 import small
-from benchmark_runs import TINY, pins_cores, rows_of, run
+from benchmark_runs import COMMON, TINY, pins_cores, rows_of, run
 
 from benchmarks import speedup_loss
 from benchmarks import split as benchmark_split
+from benchmarks.harness import bench_worker, side_specs
+from fdg_jax import schedule
+from fdg_jax.checks import configuration
 from fdg_jax.data.streams import imagenet
+from fdg_jax.errors import BadInput
 
 two_cores = pytest.mark.skipif(
     len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="two workers want two cores"
@@ -44,49 +51,6 @@ def measured(capsys, tmp_path):
     return call
 
 
-def ratios_hold(rows, base, speeds, ratios):
-    for row in rows:
-        for speed, first, ratio in zip(row[speeds], base[speeds], row[ratios], strict=True):
-            assert math.isclose(ratio, speed / first, rel_tol=0.02)  # all are rounded
-
-
-@pytest.mark.slow
-@pins_cores
-def test_the_loader_is_compared_with_what_training_asks_for(measured, monkeypatch):
-    monkeypatch.setattr(imagenet, "SIDE", 32)  # 224 takes a CPU long
-    rows, table = measured("loader", *TINY, *SHORT, *["--images", "20", "--workers", "0", "1"])
-    assert [row["side"] for row in rows] == ["resnet8", "loader, workers=0", "loader, workers=1"]
-    assert rows[0]["over_demand_windows"] == [1.0, 1.0] and 20_000 < rows[0]["file_bytes"] < 150_000  # photographs
-    ratios_hold(rows, rows[0], "images_per_second_windows", "over_demand_windows")
-    assert "| `loader, workers=1` | 1 |" in table
-
-
-@pytest.mark.slow
-def test_the_sides_of_the_checkpoints_cost_save_as_often_as_they_say(measured):
-    rows, _ = measured("checkpoint_cost", *TINY, "--batches", "100", "--windows", "2")
-    told = [(row["checkpoints"], row["checkpoints_per_window"], row["goal"]) for row in rows]
-    flushed = [("none", 0, None), ("every epoch", 1, 0.98), ("every 50", 2, 0.9)]
-    assert told == [*flushed, ("every 50, not flushed", 2, None)]
-    ratios_hold(rows, rows[0], "images_per_second_windows", "ratio_windows")
-
-
-@pytest.mark.slow
-@pins_cores
-@pytest.mark.parametrize(("K", "processes"), [(1, 1), (2, 2)])
-def test_processes_that_have_trained_long_tell_what_each_holds(K, processes, measured):
-    words = f"--model resnet8 --K {K} --processes {processes} --batch-size 1 --ticks 20 --every 10"
-    rows, table = measured("endurance", *words.split())
-    assert [row["ticks"] for row in rows] == [10, 20]
-    if processes == 1:
-        assert len({(row["arrays"], row["array_bytes"]) for row in rows}) == 1
-        for row in rows:
-            assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)
-    else:
-        assert "| process | MB, first quarter |" in table
-        held = ("resident_bytes", "files", "threads", "arrays")
-        assert all(len(row[name]) == 2 and min(row[name]) > 0 for row in rows for name in held)
-
-
 def test_the_causes_of_the_missing_speedup_add_up():
     device = {"F/1": 20.0, "B/1": 40.0, "F/2": 15.0, "B/2": 34.0}
     one_core = {"alone": {"host": {"F/1": 1.0, "F/2": 0.0}, "device": device}}
@@ -94,17 +58,6 @@ def test_the_causes_of_the_missing_speedup_add_up():
     pipeline = {"alone": {"host": {"F/1": 1.0, "B/2": 1.0}, "device": device}, "crowded": crowded}
     found = speedup_loss.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
     assert found == {"cut": 5.0, "cores together": 5.0, "uneven stages": 6.0, "the rest": 2.0}
-
-
-@pytest.mark.slow
-@two_cores
-@pins_cores
-def test_the_missing_speedup_is_measured_turn_by_turn(measured):
-    [row], table = measured("speedup_loss", *TINY, *SHORT)
-    assert (row["method"], row["K"], row["cores"]) == ("fdg", 2, 2)
-    for turn in row["turns"]:
-        assert turn["uneven stages"] >= 0 and min(turn["bp"], turn["pipeline"], turn["lone"]) > 0
-    assert all(name in table for name in (*speedup_loss.CAUSES, "BP/2", "independent BP processes"))
 
 
 @pytest.mark.slow
@@ -157,16 +110,6 @@ def test_split_judges_every_way_to_cut_by_the_same_measured_times(measured, monk
 
 
 @pytest.mark.slow
-def test_memory_has_a_row_a_stage(measured):
-    rows, table = measured("memory", *TINY, "--method", "fdg", "fr", "--K", "2", "--weights", "stashed")
-    kept = [("fdg", 1, 2), ("fdg", 2, 1), ("fr", 1, 2), ("fr", 2, 1)]
-    assert [(row["method"], row["k"], row["memos"]) for row in rows] == kept
-    assert all(row["held_memos"] == row["memos"] for row in rows) and "| resnet8 | fdg | 2 | stashed | 1 |" in table
-    for row in rows[:2]:
-        assert sum(row["predicted"].values()) == row["predicted_bytes"] and row["temporary_bytes"] > 0
-
-
-@pytest.mark.slow
 @pins_cores
 @two_cores
 def test_images_per_second_compares_every_kind_of_side_and_leaves_out_one_that_fails(tmp_path):
@@ -190,40 +133,6 @@ def test_images_per_second_compares_every_kind_of_side_and_leaves_out_one_that_f
     assert "multi_thread_eigen=false" in last["xla_flags"]
 
 
-@pytest.mark.slow
-@pins_cores
-@two_cores
-@pytest.mark.parametrize(("base", "K"), [("delay-line", "3"), ("fdg", "2")])
-def test_corrected_sides_train_with_what_they_name_and_hold_the_bytes_that_were_predicted(base, K, tmp_path):
-    asked = ["correct=anticipate:prediction=linear", "correct=gap_aware", "optimizer=rotation"]
-    asked += ["correct=t2:weights=current"] if base == "fdg" else []
-    sides, file = [base, *(f"{base}:{each}" for each in asked)], tmp_path / "rows.jsonl"
-    short = ("--windows", "1", "--seconds", "0.1", "--K", K, "--memory", "--json", str(file))
-    done = run("images_per_second", *TINY, *short, "--sides", *sides)
-    assert done.returncode == 0, done.stderr
-    first, *others = rows = rows_of(file.read_text())
-    trained = [{"correct": "anticipate", "prediction": "linear"}, {"correct": "gap_aware"}]
-    assert [row["training"] for row in rows[1:3]] == trained and rows[3]["parameters"] == first["parameters"]
-    for row in others:
-        more = {name: row["held"][name] - first["held"][name] for name in row["held"]}
-        assert more["predicted_bytes"] > 1000, row
-        assert 0 <= more["measured_bytes"] - more["predicted_bytes"] <= 64, row  # scalars of an optimizer's own
-    assert f"| bytes more than {base}: predicted | measured |" in done.stdout
-
-
-def test_the_side_that_is_not_flushed_is_not(tmp_path, monkeypatch):
-    from benchmarks import checkpoint_cost
-    from fdg_jax import durable
-
-    synced, sync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), sync(handle)))
-    with checkpoint_cost.not_flushed():
-        durable.write(tmp_path / "file", b"content")
-    assert not synced
-    durable.write(tmp_path / "file", b"content")
-    assert synced
-
-
 def worker(name, speeds):
     columns = {"images_per_second": speeds, "core_percent": [[100.0, each] for each in (90.0, 80.0, 85.0)]}
     return SimpleNamespace(
@@ -239,3 +148,106 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     row = images_per_second.row(fdg, bp, SimpleNamespace(windows=3, seconds=1.0))  # type: ignore[arg-type]
     assert (row["ratio_windows"], row["ratio"], row["images_per_second"]) == ([1.8, 2.0, 1.0], 1.8, 180.0)
     assert row["core_percent"] == [100.0, 85.0]
+
+
+LOADERS = ["resnet8", "loader, workers=0", "loader, workers=1"]
+RUNS = {  # benchmark: (its words, a column of its rows, what that column has)
+    "loader": ("--windows 2 --seconds 0.1 --images 20 --workers 0 1", "side", LOADERS),
+    "checkpoint_cost": ("--batches 100 --windows 2", "checkpoints_per_window", [0, 1, 2, 2]),
+    "endurance": ("--K 2 --processes 2 --ticks 20 --every 10", "ticks", [10, 20]),
+    "speedup_loss": ("--windows 2 --seconds 0.1", "cores", [2]),
+    "memory": ("--method fdg fr --K 2 --weights stashed", "memos", [2, 1, 2, 1]),
+}
+
+
+@pytest.mark.slow
+@pins_cores
+@two_cores
+@pytest.mark.parametrize("benchmark", RUNS)
+def test_a_benchmark_in_small_prints_a_row_for_all_that_it_compares(benchmark, measured, monkeypatch):
+    monkeypatch.setattr(imagenet, "SIDE", 32)  # 224 takes a CPU long
+    words, column, expected = RUNS[benchmark]
+    rows, table = measured(benchmark, *TINY, *words.split())
+    assert [row.get(column) for row in rows] == expected and "|" in table
+
+
+# The sides that a benchmark compares
+
+
+def parse(text, common=COMMON):
+    return side_specs.parse(text, common, "--a", "balanced")
+
+
+def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
+    bp, plain, two = parse("bp"), parse("fdg"), parse("bp-two-cores")
+    assert (bp.method, bp.K, bp.cores, bp.split) == ("bp", 1, 1, None) and (two.K, two.cores) == (1, 2)
+    assert (plain.method, plain.K, plain.cores, plain.split, plain.xla) == ("fdg", 2, 2, "balanced", "--a")
+    line, turned = parse("delay-line:K=4"), parse("fdg:K=3:split=3,7:dispatch=down:xla=--b=false")
+    assert (line.engine, line.K, line.cores) == ("delay-line", 4, 1)
+    assert (turned.K, turned.cores, turned.split, turned.xla) == (3, 3, "3,7", "--b=false")
+    assert parse("fdg:accumulate=2:order=forward-first").options == {"accumulate": 2, "order": "forward-first"}
+    assert parse("dni:conditional=off").options == {"conditional": False}
+    corrected = parse("fdg:beta=0.5:correct=anticipate,rate:prediction=linear:anneal_updates=9:optimizer=nadam")
+    assert corrected.options == {"beta": 0.5}
+    asked = {"correct": "anticipate,rate", "prediction": "linear", "anneal_updates": 9, "optimizer": "nadam"}
+    assert corrected.training == asked
+    assert parse("fr:correct=shrink:beta=0.5").training == {"correct": "shrink", "beta": 0.5}
+
+
+def test_a_side_of_several_processes_has_a_core_for_each_of_them():
+    each = parse("fdg:processes=each:K=3")
+    assert (each.K, each.cores, each.worker) == (3, 3, side_specs.JOINED)
+    assert parse("fdg:processes=one").worker == parse("fdg").worker == side_specs.OUR_WORKER
+    copies = parse("delay-line:copies=3")
+    assert (copies.cores, copies.copies, copies.worker) == (3, 3, side_specs.EACH_CORE)
+
+
+@pytest.mark.parametrize(
+    ("side", "word"),
+    [
+        ("fdg:speed=9", "split"),
+        ("bp:dispatch=down", "order of dispatch"),
+        ("bp:processes=each", "--K 2 or more"),
+        ("fdg:copies=2", "wants several"),
+    ],
+)
+def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
+    with pytest.raises(BadInput, match=word):
+        parse(side)
+
+
+@cache
+def trained(stage=None, turned=False):
+    """Parameters after 6 batches of K = 3."""
+    data = small.batches(6)
+    with mock.patch.object(configuration, "Stage", stage or configuration.Stage):
+        made = small.pipeline(3, data[0])
+    if turned:
+        made.engine.loop.schedule = bench_worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]
+    small.fed(made, data)
+    return small.leaves(made.params), made.staleness, made.updates
+
+
+def test_dispatching_a_ticks_stages_from_K_down_to_1_changes_no_bit():
+    (up, *counts), (down, *same) = trained(), trained(turned=True)
+    assert counts == same
+    assert all(np.array_equal(a, b) for a, b in zip(up, down, strict=True))
+    with pytest.raises(BadInput, match="impossible"):
+        bench_worker.downwards(schedule.bp(2))
+
+
+def test_an_update_fused_with_the_backward_pass_trains_the_same():
+    (apart, *counts), (fused, *same) = trained(), trained(bench_worker.FusedStage)
+    assert counts == same
+    for a, b in zip(apart, fused, strict=True):
+        # XLA contracts other products into fused multiply-adds there: a few last bits of float32, six times.
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("dense")
+def test_ticks_without_end_leave_nothing_behind():
+    trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
+    told = [trainer.memory(100) for _ in range(3)]
+    assert len({(each["arrays"], each["array_bytes"]) for each in told}) == 1
+    if told[0]["resident_bytes"] is not None:  # Linux
+        assert told[-1]["resident_bytes"] - told[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes

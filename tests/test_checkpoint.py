@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tensorstore
-from small import CurrentPart, Part, batches, parts, pipeline
+from small import batches, pipeline
 
 from fdg_jax.checkpoint import folder, manifest
 from fdg_jax.checkpoint import state as states
@@ -18,7 +18,7 @@ from fdg_jax.errors import BadInput
 DATA = batches(6)
 
 
-def stepped(K=3, n=5, **options):
+def stepped(K=2, n=5, **options):
     ours = pipeline(K, DATA[0], **options)
     for batch in DATA[:n]:
         ours.step(batch)
@@ -46,7 +46,7 @@ def test_the_disk_changes_nothing(tmp_path, engine):
         assert read[name].dtype == np.asarray(value).dtype and read[name].shape == np.shape(value), name
         np.testing.assert_array_equal(read[name], value)
     assert states.sha256(read) == ours.state_sha256()
-    again = pipeline(3, DATA[0], engine=engine)
+    again = pipeline(2, DATA[0], engine=engine)
     again.restore(read)
     again.step(DATA[5])
     ours.step(DATA[5])
@@ -59,11 +59,11 @@ def test_empty_arrays_survive(tmp_path):
     assert read["none"].shape == (0, 3) and read["none"].dtype == np.int16 and read["one"] == 1
 
 
-@pytest.mark.parametrize("other", [{"K": 2}, {"engine": "delay-line"}, {"method": "bp"}, {"weights": "current"}])
+@pytest.mark.parametrize("other", [{"K": 3}, {"engine": "delay-line"}])
 def test_a_state_of_another_run_is_refused(other, on_the_way):
-    options = {"K": 3, **other}
+    options = {"K": 2, **other}
     K = options.pop("K")
-    target = pipeline(K, DATA[0], stages=parts(K, CurrentPart if "weights" in other else Part), **options)
+    target = pipeline(K, DATA[0], **options)
     with pytest.raises(BadInput, match="the checkpoint"):
         target.restore(on_the_way[2])
 
@@ -104,6 +104,16 @@ def test_no_damage_of_any_file_is_read_over(written, tmp_path):
             victim.write_bytes(content)
 
 
+def test_a_manifest_that_is_none_is_damage(written, tmp_path):
+    copy = shutil.copytree(written[0], tmp_path / "c")
+    bodies = [[], {}, {"format": 1}, {"format": 1, "files": []}, {"format": 1, "files": {"a": 1}}]
+    sealed = [json.dumps({"sha256": manifest.content_sha256(body), "content": body}).encode() for body in bodies]
+    for content in (b"[" * 100_000, b"[]", b"{}", b'{"sha256": 1, "content": {"format": 1}}', b"\xff", *sealed):
+        (copy / "manifest.json").write_bytes(content)
+        with pytest.raises(manifest.Damaged):
+            folder.load(copy)
+
+
 @pytest.mark.parametrize(("name", "kind"), [
     ("arrays/_METADATA", "link"), ("manifest.json", "pipe"), ("arrays/more", "pipe"), ("arrays/more", "empty folder"),
     ("more", "file"),
@@ -118,16 +128,6 @@ def test_what_is_no_ordinary_file_or_not_listed_is_refused_and_nobody_waits_for_
         {"pipe": os.mkfifo, "empty folder": os.mkdir, "file": Path.touch}[kind](place)
     with pytest.raises(manifest.Damaged, match=name):
         folder.load(copy)
-
-
-def test_a_manifest_that_is_none_is_damage(written, tmp_path):
-    copy = shutil.copytree(written[0], tmp_path / "c")
-    bodies = [[], {}, {"format": 1}, {"format": 1, "files": []}, {"format": 1, "files": {"a": 1}}]
-    sealed = [json.dumps({"sha256": manifest.content_sha256(body), "content": body}).encode() for body in bodies]
-    for content in (b"[" * 100_000, b"[]", b"{}", b'{"sha256": 1, "content": {"format": 1}}', b"\xff", *sealed):
-        (copy / "manifest.json").write_bytes(content)
-        with pytest.raises(manifest.Damaged):
-            folder.load(copy)
 
 
 def made_up(copy, kind):

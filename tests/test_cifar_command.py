@@ -5,17 +5,13 @@ The frozen lists at the top are contracts with scripts outside this repository.
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
-from cifar_processes import ROOT, SHORT, command, finish
-from small import mostly_slow
+from cifar_processes import SHORT, command, finish, started
 
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
-from fdg_jax.config import FIELDS, Config
-from fdg_jax.errors import BadInput
+from fdg_jax.config import FIELDS
 from fdg_jax.machine import huge_pages
 from fdg_jax.options.fields import spelled
 
@@ -59,18 +55,21 @@ def test_no_flag_of_the_interface_disappears_or_changes_its_default():
     assert {flag: FIELDS[flag[2:].replace("-", "_")].default for flag in FLAGS} == FLAGS
 
 
-def test_help_names_every_flag_and_exits_with_0():
-    code, out, err = finish(command("--help"))
-    assert (code, err) == (0, "")
+def test_help_names_every_flag_and_exits_with_0(capsys):
+    from fdg_jax.experiments.cifar import main
+
+    with pytest.raises(SystemExit) as leaving:
+        main(["--help"])
+    out, err = capsys.readouterr()
+    assert (leaving.value.code or 0, err) == (0, "")
     for name in FIELDS:
         assert f"{spelled(name)} " in out or f"{spelled(name)}," in out, name
     assert "Eq. 15" in out
 
 
 @pytest.mark.parametrize(("words", "resume"), [
-    ("", False), ("--resume", True), ("--resume auto", "auto"), ("--resume=auto", "auto"), ("--no-resume", False),
-    ("--resume auto --K 3", "auto"), ("--resume auto --no-resume", False), ("--resume auto --resume", True),
-    ("--no-resume --resume auto", "auto"), ("--resume --K 3", True),
+    ("", False), ("--resume", True), ("--resume=auto", "auto"), ("--resume auto --K 3", "auto"),
+    ("--resume auto --no-resume", False), ("--resume --K 3", True),
 ])  # fmt: skip
 def test_resume_is_a_switch_that_also_takes_auto(words, resume):
     options, given = cli.parse(words.split(), "command")
@@ -82,42 +81,20 @@ def test_resume_is_a_switch_that_also_takes_auto(words, resume):
 BAD = {
     "--resume auto": "add --run-dir",
     "--run-dir run --resume auto --beta 0.5": "contradicts",
-    "--run-dir fresh --resume auto --method bp --beta 0.5": "method bp has no such option",
-    "--run-dir run --resume yes": "'yes' belongs to no flag",
     "--K 0": "it lies in [1, 10000]. Use 1 (plain BP)",
     "--K 99": "resnet20 has 11 blocks",
-    "--K 1000000000": "every stage needs a block of the model",
     "--dataset digits --model resnet8 --epochs 1000000000000": "12,000,000,000,000 batches are more than 100,000,000",
-    "--beta 1.5": "(0, 1]",
     "--bta 0.5": "Did you mean --beta?",
-    "-K 3": "Did you mean --K?",
     "--K": "--K needs a value",
-    "--resume=yes": "takes no value",
     "--method fgd": "Did you mean fdg",
     "--method bp --beta 0.5": "error: --beta 0.5: method bp has no such option",
-    "--aux linear": "method fdg has no such option",
-    "--micro-batches 2": "Leave it out, or use --method gpipe, whose it is",
-    f"--log-every 1{'0' * 24}": "whole numbers lie below 9,007,199,254,740,992",
-    "--learning-rate 1e300": "Use a positive number",
-    "--method dgl --aux mlp": "'mlp' is none of 'mlp-sr', 'linear', 'predsim'",
-    "--method ddg --engine delay-line --weights current": "--weights stashed",
     "--accumulate 0": "error: --accumulate 0: it is 1 or more",
     "--method gpipe --micro-batches 129": "a batch of 128 has fewer examples",
-    "--method fr --engine delay-line": "method fr is not BP with delays",
-    "--method scaled_bp --scale 0": "--scale 0: it lies in (0, 1]",
-    "--method FDG": "Did you mean fdg?",
     "--model ResNet-110": "'ResNet-110' is not known. Did you mean resnet110?",
-    "--dataset CIFAR-10": "Did you mean cifar10?",
-    "--engine fast": "'fast' is none of 'auto', 'pipeline', 'delay-line'",
-    "--remat 3": "there is no stage k=3",
-    "--remat some": "neither none, all nor stage numbers",
-    "--remat 1 --weights current": "cannot compute the activations of stage k=1 again: with weights=current",
     "--batch-size 64 --train-size 32": "more than the 32 training examples",
     "--checkpoint-every -1": "0 for only at the end",
     "--seed -1": "it lies in [0, 2147483647]",
     "--stall-seconds nan": "0 for never",
-    "--run-dir there --init-from here": "here is no file of weights and holds no run",
-    "--init-from=": "it is empty. Name a run or a file of weights",
     "--live": "TensorBoard and --track NAME show",
     "--replay_check 5": "compare final_state_sha256",
     "--run-dir run --resume-into new": "--init-from RUN begins a new run",
@@ -125,14 +102,9 @@ BAD = {
     "--run-dir /proc/nowhere/run": "cannot be written",
     "--run-dir there --resume": "holds no run",
     "--run-dir run": "already holds a run",
-    "--run-dir run --resume --beta 0.5": "contradicts",
     "--dataset digits --train-size 5000": "1438 training images",
-    "--dataset digits --model resnet8 --K 3 --split 2,2": "stage k=2 is empty",
     "--dataset cifar10 --data-dir empty": "empty",
 }
-PROCESSES = ["--bta 0.5", "--K 99", "--run-dir run", "--dataset cifar10 --data-dir empty"]
-
-
 @pytest.fixture
 def place(tmp_path):
     """A directory to work in, with a run, a data directory that is empty, and nothing else."""
@@ -181,17 +153,6 @@ def test_resuming_a_damaged_run_is_answered_before_any_work(file, content, messa
     assert message in err
 
 
-def test_a_split_is_judged_before_the_data_are_loaded(monkeypatch, tmp_path, capsys):
-    from fdg_jax import data
-    from fdg_jax.experiments import cifar
-
-    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the data were loaded"))
-    for split, said in (("2,2", "stage k=2 is empty"), ("paper", "the authors give no split"), ("x", "neither paper")):
-        assert cifar.main(f"--model resnet8 --K 3 --split {split} --run-dir {tmp_path}/x".split()) == 2
-        assert said in capsys.readouterr().err
-    checks.check_names(Config(model="resnet8", K=3, split="balanced"))
-
-
 @pytest.mark.skipif(huge_pages.gpu_visible({}), reason="there is a GPU")
 def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
     words = [*SHORT.split(), "--run-dir", str(tmp_path / "run")]
@@ -202,13 +163,11 @@ def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words", mostly_slow(PROCESSES, "--bta 0.5", "--dataset cifar10 --data-dir empty"))
-def test_a_process_says_it_on_stderr_without_a_traceback(words, place):
+def test_a_process_says_it_on_stderr_without_a_traceback(place):
+    words = "--dataset cifar10 --data-dir empty"
     code, out, err = finish(command(*words.split(), cwd=place))
     assert (code, out) == (2, "")
-    assert BAD[words] in err
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
+    assert BAD[words] in err and err.count("\n") == 1 and "Traceback" not in err
 
 
 def test_help_and_refusals_start_no_backend(place):
@@ -216,12 +175,10 @@ def test_help_and_refusals_start_no_backend(place):
     code = "import sys; from fdg_jax.experiments.cifar import main\nfor words in sys.argv[1:]: "
     code += "print(main(words.split()))"
     lines = ["--K 0", "--bta 0.5", "--method fgd", "--run-dir run", "--model resnet8 --K 99", "--K 2 --split 99"]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nmain(['--help'])", *lines],
-        capture_output=True, text=True, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "none"},
-    )  # fmt: skip
-    assert done.stdout.split("usage")[0].split() == ["2"] * len(lines), done.stderr
-    assert done.returncode == 0 and "none" not in done.stderr
+    process = started("-c", f"{code}\nmain(['--help'])", *lines, cwd=place, environment={"JAX_PLATFORMS": "none"})
+    returned, out, err = finish(process)
+    assert out.split("usage")[0].split() == ["2"] * len(lines), err
+    assert returned == 0 and "none" not in err
 
 
 def test_the_last_of_two_values_counts_and_underscores_are_dashes():
@@ -240,14 +197,3 @@ def test_a_defect_is_no_bad_input(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="a defect"):  # which ends a process with a traceback and exit code 1
         cifar.main(["--run-dir", str(tmp_path / "x")])
     assert not (tmp_path / "x").exists()
-
-
-def test_bad_input_from_deep_inside_is_one_message_too(monkeypatch, capsys, tmp_path):
-    from fdg_jax.experiments import cifar
-
-    def refuse(*_):
-        raise BadInput("stage k=2 cannot take that.")
-
-    monkeypatch.setattr(checks, "check_names", refuse)
-    assert cifar.main(["--run-dir", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err == "error: stage k=2 cannot take that.\n"

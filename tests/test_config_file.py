@@ -45,14 +45,10 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_defaults(
 WRONG = {
     "a.toml": {
         "K = 2\n\nlearnin_rate = 0.1": "line 3: there is no option 'learnin_rate'. Did you mean learning_rate?",
-        "lr = 0.1": "line 1: there is no option 'lr'. --help lists the options",
         "K = 'two'": "line 1: K is 'two', which is no whole number",
         "beta = true": "line 1: beta is true, which is no number",
-        "drain = 'no'": "line 1: drain is 'no', which is no true or false",
-        "seed = 99999999999999999999": "which is no whole number",
         "quiet = true": "--quiet is no option of the run",
         "train_size = 4\ntrain-size = 5": "line 2: train-size is there twice (before: ",
-        "engine = 'fast'": "engine is 'fast', which is no auto or pipeline or delay-line",
         "K = ": "is not valid TOML: Invalid value (at end of document)",
     },
     "a.yaml": {
@@ -60,18 +56,12 @@ WRONG = {
         "K: two": "line 1: K: 'two' is not a whole number",
         "K: 2\n K: 3": "line 2 is not valid YAML",
         "- 1": "has no lines such as K: 3",
-        "a: &a [*a]": "there is no option 'a'",
         "K: 2\nK: 3": "line 2: K is there twice",
-        'data_dir: "\\UFFFFFFFF"': "is not valid YAML",
-        'data_dir: "a\\nb"': "which is no text or null",
-        "resume: perhaps": "which is no true or false or auto",
     },
     "a.json": {
         '{"K": 2,\n "bta": 0.5}': "line 2: there is no option 'bta'. Did you mean beta?",
         '{"K": NaN}': "it has NaN, which is no number",
         "[1]": "is not a JSON object",
-        "[" * 100_000: "nested too deeply",
-        '{"beta": 1e999}': "a number that is too large",
         '{"K": 2, "beta": 1, "K": 3}': "it has the key 'K' twice. Mend it",
     },
     "a.ini": {"K = 2": "its name must end in .toml, .yaml, .yml or .json"},

@@ -10,8 +10,7 @@ from made_up_runs import make
 
 from experiments import corrections_images, corrections_text
 from experiments.harness import result_files, run_table, table_command
-from experiments.harness.intervals import MIN_SEEDS
-from experiments.tuning import arms, corpus, images, texts
+from experiments.tuning import corpus, images, texts
 from fdg_jax.errors import BadInput
 
 WHENCE = {
@@ -60,31 +59,6 @@ def test_every_arm_has_a_grid_of_one_size_and_the_multiples_of_its_rate_and_diff
                 }
 
 
-def test_the_registration_has_the_numbers_of_runs_and_the_rules_that_are_used():
-    text, total = (run_table.ROOT / "experiments" / "corrections.md").read_text(), 0
-    counted = {
-        "images: tuning BP and K = 4, then final": images.PARTS[:2],
-        "text: tuning, then final, K = 8": texts.AT_EIGHT[:2],
-        "text: two more arms with Muon, tuning, then final": texts.AT_EIGHT[2:3],
-        "text: six more arms at K = 8, tuning, then final": texts.AT_EIGHT[3:],
-        "images: tuning BP with other optimizers, then final": images.PARTS[2:3],
-        "images: tuning K = 2, then final": images.PARTS[3:],
-        "growth": texts.GROWTH,
-        "growth, all other arms, seed 0": texts.GROWTH_OF_REST,
-    }
-    for what, parts in counted.items():
-        tuning, ended = len(arms.tune_runs(parts)), sum(len(part.arms) * len(part.seeds) for part in parts)
-        total += tuning + ended
-        assert f"| {what} | {f'{tuning} and ' if tuning else ''}{ended} |" in text
-    anew = 35, 27, 8  # runs of basis rotation that were made a second time, after its code was corrected
-    assert "| basis rotation anew: text, images, growth | {}, {} and {} |".format(*anew) in text
-    assert f"| all | {total + sum(anew)} |" in text
-    numbers = (corrections_images.GAIN, corrections_images.LEVEL, corrections_text.GAIN, MIN_SEEDS, 6, 4)
-    for number in (*numbers, *corrections_text.MOST.values()):
-        assert f"**{number:g}**" in text
-    assert f"T = {images.QUARTER} updates" in text and f"{images.HELD_OUT:,} (`--hold-out" in text
-
-
 def test_a_final_run_has_the_options_of_the_best_tuning_run(tmp_path):
     best = 5
     table = written(tmp_path, corrections_images.TABLE, tuned(images.FOUR, best))
@@ -120,15 +94,6 @@ def test_a_line_made_with_an_earlier_choice_is_refused(tmp_path):
     table = written(tmp_path, corrections_images.TABLE, lines | tuned(images.OF_BP, 1))
     with pytest.raises(BadInput, match=r"final-K1-bp-seed0 is of another run: learning_rate is 0\.05, not 0\.1"):
         result_files.read(table, tmp_path)
-
-
-def test_growth_has_the_rates_that_were_chosen_for_eight_stages():
-    lines = tuned(texts.EIGHT, 2, loss=2.0)
-    for part in texts.GROWTH:
-        runs = part.final_runs(lines)
-        assert len(runs) == 9 and {run.flags["learning_rate"] for run in runs} == {0.002}
-        assert {run.flags["K"] for run in runs} == {part.shared["K"]} and part.tune_runs == part.final_runs({}) == ()
-    assert {part.seeds for part in texts.GROWTH_OF_REST} == {(0,)}
 
 
 # The text

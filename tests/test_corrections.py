@@ -1,5 +1,6 @@
 """What is done about late gradients: every file of fdg_jax/corrections, and files as a user would write them."""
 
+from functools import cache
 from typing import Any
 
 import flax.linen as nn
@@ -7,23 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracle
 import pytest
 from correction_files import put_into
 from small import (
     CLASSES,
     CurrentPart,
-    as_functions,
     batches,
     close,
-    cross_entropy,
     fed,
     goes_on_exactly,
     leaves,
     mostly_slow,
     parts,
     pipeline,
-    recipe,
 )
 from test_memory import SCALARS, predicted_and_live
 
@@ -31,7 +28,6 @@ from fdg_jax import corrections
 from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 from fdg_jax.corrections.rate import make as make_rate
 from fdg_jax.errors import BadInput, NoEffect
-from fdg_jax.methods.fdg import fdg
 
 # As in test_engines.py: the oracle is one program, the engines are one a stage, and XLA sums in another order.
 ROUNDING = {"rtol": 0, "atol": 3e-6}
@@ -83,16 +79,20 @@ def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
     current = at_current_weights(correct)
     options |= {"weights": "current", "method": "ddg"} if current else {}
     K = 1 if correct == "shrink" or current else 2
-    plain, _ = trained(K, "none", **options)
     corrected, _ = trained(K, correct, **options)
-    assert corrected.parameters_sha256() == plain.parameters_sha256()
+    assert corrected.parameters_sha256() == uncorrected(K, **options)
+
+
+@cache
+def uncorrected(K, **options):
+    """The hash of the weights after the same training without a correction."""
+    return trained(K, "none", **options)[0].parameters_sha256()
 
 
 def test_looking_no_update_ahead_trains_bit_for_bit_as_without():
-    plain, _ = trained(2, "none")
     with pytest.warns(NoEffect, match="it looks no update ahead"):
         corrected, _ = trained(2, "anticipate", momentum=0.0)  # spike's c is 0 then
-    assert corrected.parameters_sha256() == plain.parameters_sha256()
+    assert corrected.parameters_sha256() == uncorrected(2)
 
 
 def test_a_staleness_below_one_divides_nothing():
@@ -100,22 +100,11 @@ def test_a_staleness_below_one_divides_nothing():
     assert float(chain.update(jnp.asarray(3.0), chain.init(jnp.asarray(0.0)))[0]) == 3.0
 
 
-BW2 = {"method": "ddg", "one_version": True, "accumulate": 3}  # PipeDream-2BW, where stage K is late, too
-
-
-@pytest.mark.parametrize("correct", mostly_slow(["anticipate linear", "rate gradually"], "anticipate linear"))
-def test_on_the_schedule_of_2bw_both_engines_agree_bit_for_bit_too(correct):
-    one, other = (trained(3, correct, engine=engine, **BW2)[0] for engine in ("pipeline", "delay-line"))
-    assert one.parameters_sha256() == other.parameters_sha256()
-    plain, _ = trained(3, "none", **BW2)  # a rate by the staleness divides by 1
-    assert (plain.parameters_sha256() == one.parameters_sha256()) is correct.startswith("rate")
-
-
 OTHERWISE = {"order": "forward-first", "accumulate": 2}
 
 
 @pytest.mark.parametrize(("correct", "asked"), [
-    *[(correct, {}) for correct in ("anticipate", "smooth", "shrink", "t2")],
+    *[(correct, {}) for correct in ("anticipate", "t2")],
     *[pytest.param(correct, OTHERWISE, marks=pytest.mark.slow) for correct in (*EVERY, *VARIANTS)],
 ])  # fmt: skip
 def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, asked):
@@ -140,19 +129,6 @@ def test_a_scan_agrees_up_to_rounding(correct):
     other, _ = trained(3, correct, engine="scan")
     close(one.params, other.params, **ROUNDING)
     assert one.staleness == other.staleness
-
-
-def test_a_corrected_gradient_is_the_oracles():
-    ours, start = trained(3, "taylor", strength=20.0)
-
-    def correct(grads, then, now):
-        return jax.tree.map(lambda g, a, b: g + 20.0 * g * g * (b - a), grads, then, now)
-
-    functions, staleness = as_functions(parts(3)), fdg(3).staleness
-    truth, *_ = oracle.stashed(functions, cross_entropy, recipe(), start, DATA, staleness, correct=correct)
-    plain, *_ = oracle.stashed(functions, cross_entropy, recipe(), start, DATA, staleness)
-    close(ours.params, truth, **ROUNDING)
-    assert max(np.abs(a - b).max() for a, b in zip(leaves(truth), leaves(plain), strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize(("correct", "engine"), [
@@ -216,10 +192,10 @@ def test_optimizer_and_front_of_several_corrections_are_nested_in_order():
     assert float(updates) == ((1 * 2 + 1) * 10) * 2 + 1
 
 
-@pytest.mark.parametrize(("correct", "engine"), [("anticipate", "delay-line"), ("t2", "pipeline")])
-def test_after_a_drain_a_prediction_begins_anew(correct, engine):
+@pytest.mark.parametrize("correct", ["anticipate", "t2"])
+def test_after_a_drain_a_prediction_begins_anew(correct):
     """The batches that fill the pipeline again meet as few updates as the first ones did."""
-    made, _ = trained(3, correct, engine=engine, data=DATA[:5])
+    made, _ = trained(3, correct, data=DATA[:5])
     remembered = lambda: [value for name, value in made.state().items() if ".correction" in name]  # noqa: E731
     assert len(remembered()) and not any(map(np.any, remembered()))
     for batch in DATA[5:11]:
@@ -228,8 +204,8 @@ def test_after_a_drain_a_prediction_begins_anew(correct, engine):
 
 
 def test_parameters_of_bfloat16_are_corrected_too():
-    stages = [nn.Dense(width, param_dtype=jnp.bfloat16) for width in (12, 12, CLASSES)]
-    made = pipeline(3, DATA[0], stages=stages, correct="gap_aware,dc_asgd,anticipate", **ASKED)
+    stages = [nn.Dense(width, param_dtype=jnp.bfloat16) for width in (12, CLASSES)]
+    made = pipeline(2, DATA[0], stages=stages, correct="gap_aware,dc_asgd,anticipate", **ASKED)
     for batch in DATA[:6]:
         made.step(batch)
     assert all(leaf.dtype == jnp.bfloat16 and np.isfinite(np.float32(leaf)).all() for leaf in leaves(made.params))

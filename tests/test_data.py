@@ -2,18 +2,16 @@
 
 import pkgutil
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from cifar_processes import printed
 
 from fdg_jax import data
 from fdg_jax.data import Dataset, arrays, directories, download
 from fdg_jax.data.dataset import checked
 from fdg_jax.data.sets import cifar100
 from fdg_jax.errors import BadInput
-from fdg_jax.machine import stderr
 from tests.cifar_files import SETS, arrays_of, assert_same, own_directories_and_no_network, small, tfds_directory
 
 
@@ -92,8 +90,7 @@ def test_names_and_cifar_import_neither_jax_nor_tfds_nor_scikit_learn():
         "import sys; from fdg_jax import data; data.names(); import fdg_jax.data.sets.auto\n"
         "print(sorted({'jax', 'tensorflow_datasets', 'sklearn', 'PIL'} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == "[]"
+    assert printed("-c", code).strip() == "[]"
 
 
 # Embedded and made-up images
@@ -173,17 +170,3 @@ def test_the_newest_version_is_read(tmp_path):
         (directory.parent / other).mkdir()
         (directory.parent / other / "file").write_text("")
     assert directories.find("cifar10", tmp_path) == directory.parent / "3.0.10"
-
-
-def test_progress_is_one_line_kept_up_to_date_on_a_terminal_and_one_sentence_elsewhere(monkeypatch, capsys):
-    for terminal in (True, False):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        bar = stderr.Progress(2000, "images", "decoding")
-        for _ in range(20):
-            bar.advance(100)
-        text = capsys.readouterr().err
-        if terminal:
-            assert text.endswith("\rdecoding: 2,000 of 2,000 images\n")
-            assert text.count("\n") == 1
-        else:
-            assert text == "decoding: 2,000 images ...\n"

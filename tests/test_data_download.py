@@ -4,7 +4,6 @@ import errno
 import http.server
 import os
 import signal
-import socket
 import threading
 import time
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fdg_jax.data import cifar, download, interruptible
-from fdg_jax.data.download import Download, Unavailable
+from fdg_jax.data import cifar, interruptible
+from fdg_jax.data.download import Unavailable
 from fdg_jax.data.sets import auto, cifar10, digits
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.signals import Signals, Stopped
@@ -111,38 +110,20 @@ WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
         (send(WRONG), "sha256", 1),
         (send(b"<html>please log in</html>"), "26 bytes", 1),
         (cut, f"ended after {len(CONTENT) // 2:,} of {len(CONTENT):,} bytes", 3),
-        (hang, "no answer within 2.5 seconds", 1),
     ],
-    ids=["503", "wrong checksum", "login page", "cut", "hanging"],
+    ids=["503", "wrong checksum", "login page", "cut"],
 )
 def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(server, tmp_path, answer, message, requests):
     server.answer = answer
-    patience = {"answer_seconds": 2.5}
-    spec = small(SETS[10], **served(CONTENT, server.url), **patience)
+    spec = small(SETS[10], **served(CONTENT, server.url))
     start = time.monotonic()
     with pytest.raises(Unavailable, match=message) as raised:
         cifar.load(spec, None)
-    assert time.monotonic() - start < 4  # 2.5 s to answer, or less for stalls and the pauses between
+    assert time.monotonic() - start < 4  # seconds, the pauses between included
     assert server.requests == requests
     assert "--data-dir" in str(raised.value)
     assert "--dataset digits" in str(raised.value)
     assert leftovers(tmp_path) == []
-
-
-def test_a_transfer_that_breaks_late_gets_its_full_patience_again(server):
-    def answer(handler, number):
-        if number == 0:
-            handler.send_response(200)
-            handler.end_headers()
-            handler.wfile.write(CONTENT[:1000])
-            time.sleep(1.6)  # longer than an answer may take
-        else:
-            send(CONTENT)(handler, number)
-
-    server.answer = answer
-    spec = small(SETS[10], **served(CONTENT, server.url), answer_seconds=1.5)
-    assert_same(cifar.load(spec, None), ARRAYS)
-    assert server.requests == 2
 
 
 @pytest.mark.slow
@@ -179,27 +160,18 @@ def test_a_data_directory_that_is_a_file_is_refused_before_the_network_is_asked(
     assert server.requests == 0
 
 
-@pytest.mark.parametrize("call", ["mkdir", "write"])
-def test_a_data_directory_that_cannot_be_written_is_named(server, tmp_path, monkeypatch, call):
+def test_a_data_directory_that_cannot_be_written_is_named(server, tmp_path, monkeypatch):
     # Permissions don't bind root, as whom tests often run: the system's refusal is imitated.
     def refuse(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     server.answer = send(CONTENT)
-    monkeypatch.setattr(*((download.Path, "mkdir") if call == "mkdir" else (np, "savez")), refuse)
+    monkeypatch.setattr(np, "savez", refuse)
     with pytest.raises(Unavailable, match="No space left on device") as raised:
         cifar.load(small(SETS[10], **served(CONTENT, server.url)), None)
     assert str(tmp_path / "tfds") in str(raised.value)
     assert leftovers(tmp_path) == []
     assert server.requests == 1  # another attempt would meet the same disk
-
-
-def test_a_name_service_that_never_answers_is_given_up(monkeypatch):
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(3) or [])
-    start = time.monotonic()
-    with pytest.raises(TimeoutError, match="no answer"):
-        download.ask(Download("http://nowhere.invalid/a", 1, ""), 0.3)
-    assert time.monotonic() - start < 1
 
 
 @pytest.mark.parametrize(("content", "message"), [(CONTENT, ""), (WRONG, "sha256"), (CONTENT[:-1], "bytes")])

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,15 +61,6 @@ def test_a_given_directory_without_the_data_set_is_refused_and_nothing_is_fetche
     refused(tmp_path / "flat", tmp_path / "flat" / wanted, "is a file", name=name)
 
 
-def test_a_directory_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied")
-
-    # Permissions don't bind root, as whom tests often run: the system's refusal is imitated.
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    refused(tmp_path, tmp_path, "can't be read: Permission denied")
-
-
 def test_a_data_set_asked_for_by_name_is_never_replaced():
     with pytest.raises(download.Unavailable, match="--dataset digits"):
         data.load("cifar10")
@@ -109,13 +99,13 @@ def test_auto_takes_digits_where_cifar10_was_prepared_for_tensorflow_only(tmp_pa
 # Wrong files
 
 
-@pytest.mark.parametrize(("split", "shard"), [("train", 0), ("test", 2)])
+@pytest.mark.parametrize(("split", "shard"), [("train", 0)])
 def test_a_truncated_shard_is_refused_by_name_with_both_counts(tmp_path, split, shard):
     directory, _ = tfds_directory(tmp_path / "tfds")
     path = directory / f"cifar10-{split}.array_record-{shard:05d}-of-00003"
     whole = path.read_bytes()
     images = (TRAIN if split == "train" else TEST) // 3
-    for length in (0, 1, 1000, len(whole) // 2, len(whole) - 65536, len(whole) - 1):
+    for length in (0, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         refused(tmp_path / "tfds", path, f"0 of {images} images", f"{length:,} bytes")
     path.write_bytes(whole + b"x")
@@ -133,7 +123,7 @@ def test_no_flipped_bit_ever_changes_an_image(tmp_path):
     whole = path.read_bytes()
     generator = np.random.RandomState(0)
     messages = []
-    for place in [*generator.randint(0, len(whole), 40), *range(len(whole) - 65536, len(whole) - 65536 + 40)]:
+    for place in [*generator.randint(0, len(whole), 20), *range(len(whole) - 65536, len(whole) - 65536 + 20)]:
         flipped = bytearray(whole)
         flipped[place] ^= 1 << generator.randint(8)
         path.write_bytes(flipped)
@@ -141,7 +131,7 @@ def test_no_flipped_bit_ever_changes_an_image(tmp_path):
             assert_same(data.load("cifar10", tmp_path / "tfds"), arrays)
         except BadInput as error:
             messages.append(str(error))
-    assert len(messages) > 20
+    assert len(messages) > 10
     assert all(str(path) in message for message in messages)
 
 
@@ -188,18 +178,12 @@ def lengths(train, test):
     ("change", "words"),
     [
         (info_with(splits=lengths([10, 10, 9], [4, 4, 4])), ["00002-of-00003", "10 of 9"]),
-        (info_with(splits=lengths([10, 10], [4, 4, 4])), []),
-        (info_with(splits=lengths([10, 10, 10], [])), []),
-        (info_with(splits=lengths([10, 10, "ten"], [4, 4, 4])), ["ten"]),
-        (info_with(splits=None), ["train, test"]),
         (info_with(fileFormat="tfrecord"), ["dataset_info.json", "tfrecord", "TensorFlow"]),
         (features_with(label=None), ["'label'"]),
         (features_with(label={**CLASS_LABEL, "classLabel": {"numClasses": "9"}}), ["of 9 classes", "of 10 classes"]),
         (lambda info, features: ("{", features), ["dataset_info.json"]),
-        (lambda info, features: (info, "{"), []),
     ],
-    ids=["one image fewer", "a shard fewer", "no test images", "no number", "no splits", "tfrecord", "no label",
-         "9 classes", "no JSON", "no JSON of features"],
+    ids=["one image fewer", "tfrecord", "no label", "9 classes", "no JSON"],
 )  # fmt: skip
 def test_metadata_that_does_not_fit_is_refused_by_file(tmp_path, change, words):
     directory, _ = tfds_directory(tmp_path / "tfds")
@@ -207,5 +191,3 @@ def test_metadata_that_does_not_fit_is_refused_by_file(tmp_path, change, words):
     for path, content in zip(paths, change(*(json.loads(path.read_text()) for path in paths)), strict=True):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
     refused(tmp_path / "tfds", directory, *words)
-
-

@@ -1,13 +1,11 @@
 """The registered experiments: their runs, the rules on hand-made results, and their pages with some and all of them."""
 
-import itertools
 
 from experiments import decisive, differences
 from experiments.decision import rules
 from experiments.decision.rules import BP, CONFIRMED, LONG, REFUTED, SHRUNK, STALE, UNDECIDED
-from experiments.harness import run_table
-from experiments.harness.intervals import MIN_SEEDS, Seeds
-from fdg_jax import models, split
+from experiments.harness.intervals import Seeds
+from fdg_jax import models
 
 TABLE = decisive.TABLE
 NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)  # of the seeds; deviation 0.079, so intervals of differences are within 0.14
@@ -34,27 +32,6 @@ PAPER = {
 
 
 # The runs
-
-
-def test_the_runs_are_those_that_were_registered_in_that_order():
-    names = [run.name for run in TABLE.runs]
-    assert len(names) == len(set(names)) == 25 + 20 + 20 + 9
-    assert names[:6] == [
-        "resnet8-bp-20-epochs-seed0", "resnet8-fdg-beta1-20-epochs-seed0", "resnet8-fdg-beta0.3-20-epochs-seed0",
-        "resnet8-scaled_bp-0.3-20-epochs-seed0", "resnet8-fdg-beta0.001-20-epochs-seed0", "resnet8-bp-20-epochs-seed1",
-    ]  # fmt: skip
-    lengths = [(run.flags["model"], run.flags["epochs"]) for run in TABLE.runs]
-    assert [key for key, _ in itertools.groupby(lengths)] == [
-        ("resnet8", 20), ("resnet8", 5), ("resnet8", 80), ("resnet20", 30)
-    ]  # fmt: skip
-
-
-def test_the_cut_is_the_balanced_one():
-    for part in decisive.PARTS[2:]:
-        image = (1, 16, 16, 3) if part.dataset == "cifar10_16" else (1, 32, 32, 3)
-        costs = split.block_costs(part.model, 10, image)
-        cuts = split.parse("balanced", part.model, 4, len(costs), costs)
-        assert decisive.SPLITS[part.model] == ",".join(map(str, cuts))
 
 
 def test_arms_differ_in_method_and_shrinking_only():
@@ -135,20 +112,6 @@ def test_one_refuted_claim_refutes_and_one_undecided_leaves_it_open():
 
 
 # The page
-
-
-def test_what_is_registered_is_what_the_rules_and_the_predictions_are():
-    text = (run_table.ROOT / "experiments" / "decisive.md").read_text()
-    for number in (rules.GAIN, rules.LEVEL, rules.FAR, MIN_SEEDS):
-        assert f"**{number:g}**" in text
-    for part in decisive.PARTS:
-        runs = len(part.arms) * len(part.seeds)
-        assert f"| {part.epochs} | {part.updates:,} | {len(part.arms)} | {len(part.seeds)} | {runs} |" in text
-    table = text[text.index("| predicted |") :].split("\n\n")[0].splitlines()[2:]
-    assert [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in table] == [
-        [decisive.as_predicted(value, other) for value in of_parts]
-        for (_, other), of_parts in decisive.PREDICTED.items()
-    ]
 
 
 # Differences from the authors' code

@@ -1,10 +1,8 @@
 """The programs that the README and the pages show are run where the pages say that they go."""
 
 import itertools
-import os
 import re
 import runpy
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cifar_processes import printed
 from small import batches, fed, pipeline
 
 from experiments.harness import markdown, readme
@@ -34,15 +33,6 @@ def shown(page: str, word: str) -> str:
     return found
 
 
-def run(*words: str, cwd: Path = ROOT) -> str:
-    """What Python prints in a process of its own."""
-    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # most of the time is compiling
-    command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 # The README
 
 
@@ -53,7 +43,7 @@ def test_the_method_shown_works(tmp_path):
 
 
 def test_the_program_shown_runs_and_learns():
-    out = run("-c", shown("README.md", "fdg_jax.Pipeline("))
+    out = printed("-c", shown("README.md", "fdg_jax.Pipeline("))
     error, staleness, updates = re.search(r"error_percent=([\d.]+).*(\[.*?\]) (\[.*?\])", out).groups()
     assert float(error) < 10 and staleness == "[1, 0]" and updates == "[64, 64]"
 
@@ -71,7 +61,7 @@ def test_rendering_the_results_changes_nothing():
 def test_the_pieces_of_the_tutorial_are_a_program_that_prints_what_it_says(tmp_path):
     page, errors = blocks("docs/tutorial.md"), re.compile(r"([\d.]+)% errors")
     (tmp_path / "tutorial.py").write_text("\n\n".join(text for language, text in page if language == "python"))
-    out = run("tutorial.py", cwd=tmp_path)
+    out = printed("tutorial.py", cwd=tmp_path)
     pairs = itertools.pairwise(page)
     said = "".join(text for (before, _), (language, text) in pairs if (before, language) == ("python", ""))
     assert errors.sub("", out) == errors.sub("", said)
@@ -82,12 +72,12 @@ def test_the_pieces_of_the_tutorial_are_a_program_that_prints_what_it_says(tmp_p
 @pytest.mark.slow
 def test_the_program_for_several_processes_trains_in_two_and_its_state_goes_on_in_one(tmp_path):
     file, of_run = ROOT / "examples" / "several_processes.py", ("--K", "2", "--run-dir", str(tmp_path / "run"))
-    out = run("-m", "fdg_jax.launch", "--processes", "2", "--", str(file), *of_run)
-    printed = [line.removeprefix("[0] ") for line in out.splitlines() if line.startswith("[0] ")]
-    assert "[1]" not in out and len(printed) == 1
-    found = re.search(r"error_percent=([\d.]+).*\) \[1, 0\] [0-9a-f]{64}$", printed[0])
+    out = printed("-m", "fdg_jax.launch", "--processes", "2", "--", str(file), *of_run)
+    lines = [line.removeprefix("[0] ") for line in out.splitlines() if line.startswith("[0] ")]
+    assert "[1]" not in out and len(lines) == 1
+    found = re.search(r"error_percent=([\d.]+).*\) \[1, 0\] [0-9a-f]{64}$", lines[0])
     assert found and float(found[1]) < 10
-    assert run(str(file), *of_run, "--resume", "auto").splitlines() == printed
+    assert printed(str(file), *of_run, "--resume", "auto").splitlines() == lines
 
 
 # docs/extending.md

@@ -36,16 +36,7 @@ def comes_true(question):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_asks_nobody_and_can_be_read_in_light_and_dark_and_on_a_telephone(browser, page):
-    for dark in (False, True):
-        browser.show(1200, dark=dark)
-        assert browser.open(SITE / f"{page}.html") < 2  # seconds
-        assert [url for url in browser.requests() if not url.startswith(("file:", "data:"))] == []
-        assert browser.complaints() == []
-        poor = [(ratio, text) for ratio, text in browser.run(chromium.CONTRAST) if ratio < 4.5]
-        assert poor == []  # WCAG AA
-    browser.show(360)
-    browser.open(SITE / f"{page}.html")
-    assert browser.run("return document.documentElement.scrollWidth") <= 360
+    chromium.easy_to_use(browser, SITE / f"{page}.html", texts=1)
     assert browser.run("return [...document.querySelectorAll('td.long')].every((cell) => cell.clientWidth >= 200)")
 
 

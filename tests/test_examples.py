@@ -2,25 +2,27 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from cifar_processes import ROOT, printed
 from small import batches, fed, pipeline
 
+import fdg_jax
+from examples import whole
 from fdg_jax import split
 from fdg_jax.corrections.interface import Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule.running import validate
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples"
+AS_SHOWN = {"MPLBACKEND": "Agg"}
 DATA = batches(4)
 SHORT = {  # what to give it, and what it then prints
     "digits.py": ("--epochs 12", r"fdg .* test error ([\d.]+)%\n.* at most (\d+e-\d+) apart"),
@@ -44,28 +46,18 @@ def example(name):
     return module
 
 
-def run(folder, *words):
-    """What Python prints in a process of its own, in that folder."""
-    settings = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [file.name for file in sorted(FOLDER.glob("*.py"))])
 def test_an_example_runs_and_learns(name, tmp_path):
-    words, printed = SHORT[name]
-    out = run(tmp_path, FOLDER / name, *words.split())
-    found = re.search(printed, out)
+    words, expected = SHORT[name]
+    out = printed(FOLDER / name, *words.split(), cwd=tmp_path, environment=AS_SHOWN)
+    found = re.search(expected, out)
     assert found, out
     assert float(found[1]) < BOUNDS[name]
     if name == "digits.py":
         assert float(found[2]) < 1e-4  # other programs, so other last bits
     if name == "torch_weights.py":
-        again = run(tmp_path, FOLDER / name, "trained")
+        again = printed(FOLDER / name, "trained", cwd=tmp_path, environment=AS_SHOWN)
         assert f"trained: test error {found[1]}%" in again
 
 
@@ -76,7 +68,7 @@ def test_an_example_runs_and_learns(name, tmp_path):
 def test_the_cells_of_the_notebook_run_one_after_the_other(tmp_path):
     cells = [cell for cell in json.loads((FOLDER / "delays.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
     (tmp_path / "cells.py").write_text("\n\n".join("".join(cell["source"]) for cell in cells))
-    out = run(tmp_path, "cells.py")
+    out = printed("cells.py", cwd=tmp_path, environment=AS_SHOWN)
     assert "staleness for K=3: (3, 1, 0)" in out
     errors = {name: float(error) for name, error in re.findall(r"(K=.*?) +staleness .* test error ([\d.]+)%", out)}
     assert errors.keys() == {"K=1 (BP)", "K=2", "K=4", "K=4, beta=0.5"} and errors["K=1 (BP)"] < 30
@@ -144,3 +136,52 @@ def test_weights_go_from_pytorchs_layout_and_back():
     assert again.keys() == there.keys()
     for name in there:
         np.testing.assert_array_equal(again[name], there[name])
+
+
+# The library trains what examples/whole.py trains, which has nothing of the library in it
+
+
+class Layers(nn.Module):
+    """A stage of examples/whole.py."""
+
+    widths: tuple[int, ...]
+    last: bool
+
+    @nn.compact
+    def __call__(self, x):
+        for i, width in enumerate(self.widths):
+            x = nn.Dense(width, name=f"layer{i}")(x)
+            x = x if self.last and i == len(self.widths) - 1 else jnp.tanh(x)
+        return x
+
+
+def loss(logits, labels):
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("K", "ours", "theirs"),
+    [
+        (1, {}, {}),
+        (3, {}, {}),
+        (3, {"beta": 0.5}, {"beta": 0.5}),
+        (4, {"ahead": True}, {"correct": "anticipate", "prediction": "last"}),
+    ],
+)
+def test_the_library_computes_the_losses_of_the_idea_in_one_file(K, ours, theirs):
+    batches = whole.digits(1)[0]
+    first = whole.first_weights(K)
+    modules = [Layers(tuple(len(each["bias"]) for each in stage), stage is first[-1]) for stage in first]
+    variables = [{"params": {f"layer{i}": each for i, each in enumerate(stage)}} for stage in first]
+    made = fdg_jax.Pipeline(modules, loss, optax.sgd(whole.RATE, momentum=whole.MOMENTUM), **theirs)
+    made.init(jax.random.key(0), batches[0], variables=variables)
+    fed(made, batches)
+    stages, losses, staleness = whole.train(first, batches, **ours)
+    assert made.staleness == staleness
+    # XLA compiles other operations together in the two: 4e-7 apart at most, with beta.
+    close = {"rtol": 0, "atol": 1e-6}
+    np.testing.assert_allclose([each.loss for each in made.losses(wait=True)], np.asarray(losses), **close)
+    for mine, stage in zip(made.params, stages, strict=True):
+        for i, layer in enumerate(stage):
+            for name, value in layer.items():
+                np.testing.assert_allclose(mine["params"][f"layer{i}"][name], value, **close)

@@ -202,9 +202,3 @@ def test_a_signal_is_handed_on_once_and_nothing_more_is_started(tmp_path, stand_
             process.kill()
     assert (tmp_path / "bp" / "checkpointed").exists()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["bp"]
-
-
-def test_jobs_that_cannot_be_are_refused(tmp_path, capsys):
-    for jobs in (0, 100_000):
-        assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", str(jobs)]) == 2
-        assert f"--jobs {jobs}: " in capsys.readouterr().err

@@ -68,15 +68,6 @@ def test_what_was_measured_is_kept_until_asked_again_and_what_was_not_is_tried_a
     assert capsys.readouterr().out.count("2 s a step, measured before") == 1
 
 
-def test_what_was_measured_elsewhere_or_with_other_code_is_not_used(tmp_path, counted, monkeypatch):
-    here = ["--runs-dir", str(tmp_path)]
-    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
-    conditions = estimate.conditions
-    monkeypatch.setattr(estimate, "conditions", lambda *of: {**conditions(*of), "code": "other"})
-    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
-    assert len(counted) == 4
-
-
 def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(estimate.child_runs, "cores_for", lambda jobs: [None] * jobs)
     told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*-bp-*", "--jobs", "3"]

@@ -131,27 +131,5 @@ def test_the_committed_page_is_what_the_committed_results_give(name):
     assert page.with_suffix(".png").is_file() == (table.picture is not None)
 
 
-OPTIONS = {
-    "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "weights": "stashed", "drain": True,
-    "train_size": 50000, "dtype": "float32", "order": "backward-first",
-}  # fmt: skip
-DIFFER = {"current": "weights", "forward-first": "order", "no-drain": "drain", "in-flight": "drain",
-          "full-batches": "train_size"}  # fmt: skip
-
-
-def test_the_committed_runs_had_the_options_that_their_pages_name():
-    """Those options that no run names: they were defaults of the program."""
-    tables = [experiments.find(name) for name in ("cifar10_short", "decisive", "differences")]
-    assert not any(re.search(r'["\s=]/', (RESULTS / f"{each.home}.jsonl").read_text()) for each in tables), "a path"
-    for line in (line for table in tables for line in result_files.read(table, RESULTS).values()):
-        own = next((option for arm, option in DIFFER.items() if f"-{arm}-" in line["name"]), "")
-        wanted = {option: value for option, value in OPTIONS.items() if option != own}
-        assert {option: line["options"][option] for option in wanted} == wanted, line["name"]
-        K, earlier = line["options"]["K"], line["options"]["order"] == "backward-first"
-        derived = [max(0, 2 * (K - k) - earlier) for k in range(1, K + 1)]
-        assert line["staleness"] == (derived if line["method"] == "fdg" else [0] * K)
-        assert line["evaluations"][-1]["test_error_percent"] == line["test_error_percent"]
-
-
 def test_every_method_but_the_control_has_a_row_in_the_table_of_all_methods():
     assert {run.flags["method"] for run in methods_short.RUNS} == {*methods.names()} - {"scaled_bp"}

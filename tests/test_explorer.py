@@ -141,11 +141,6 @@ def test_a_method_has_the_numbers_of_stages_that_it_takes(monkeypatch):
 # The page
 
 
-def test_the_page_is_small(data, monkeypatch):
-    monkeypatch.setattr(page, "tables", lambda start: data)
-    assert 300_000 < len(page.page().encode()) < 600_000
-
-
 def test_the_page_is_whole_and_asks_for_nothing(data, monkeypatch):
     monkeypatch.setattr(page, "tables", lambda start: {**data, "start": start})
     made = page.page({"method": "fdg", "K": 3})
@@ -154,11 +149,6 @@ def test_the_page_is_whole_and_asks_for_nothing(data, monkeypatch):
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:,)|@import|url\((?!#)|fetch\(|XMLHttp|WebSocket""", made)
     addresses = set(re.findall(r"https?://[^\s\"'<>]+", made))
     assert addresses <= {"http://www.w3.org/2000/svg"}, "a namespace is no address"
-
-
-def test_nothing_in_a_name_ends_the_element_that_the_data_lies_in():
-    text = page.embedded({"</script><!--<script>": "</SCRIPT>"})
-    assert "<" not in text and json.loads(text) == {"</script><!--<script>": "</SCRIPT>"}
 
 
 # The quadratic
@@ -189,7 +179,7 @@ def test_below_the_limit_the_recurrence_shrinks_and_above_it_grows(momentum):
 # Picture and trace
 
 
-@pytest.mark.parametrize("variant", VARIANTS[::6], ids=lambda variant: variant.key)
+@pytest.mark.parametrize("variant", VARIANTS[::12], ids=lambda variant: variant.key)
 def test_the_picture_has_every_operation_and_the_trace_an_arrow_for_every_backward_pass(variant):
     schedule = variant.schedule(3)
     shown = timeline.timeline(schedule, variant.method)
@@ -224,14 +214,6 @@ def check_trace(events: list[dict]) -> None:
         assert inside[0][0][1:] == inside[1][0][1:] and inside[0][0][0] + inside[1][0][0] == "FB"
 
 
-def test_the_picture_calls_a_gap_waiting_only_where_devices_wait():
-    words = {"bp": "Grey: the device waits.", "data_parallel": "Grey: all devices work on another stage."}
-    for name, said in words.items():
-        method = methods.find(name)
-        shown = timeline.timeline(method.schedule(3), method)
-        assert said in figure.figure(shown, "", 3, {}, spread=method.places is not None)
-
-
 def test_the_picture_explains_the_stalest_gradient():
     shown = timeline.timeline(fdg(3), methods.find("fdg"))
     assert timeline.stalest(shown)[:3] == ("B", 1, 5)  # type: ignore[index]
@@ -249,35 +231,12 @@ def test_the_picture_in_the_documentation_is_the_one_that_the_command_makes(tmp_
     assert kept.read_text() == made.read_text(), "python -m fdg_jax.schedule writes it, see docs"
 
 
-# The command
-
-
 def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
     files = [tmp_path / name for name in ("a.svg", "a.json")]
     assert command.main(["--K", "2", "--ticks", "5", "--svg", str(files[0]), "--trace", str(files[1])]) == 0
     assert capsys.readouterr().out.split() == [str(file) for file in files]
     assert ElementTree.fromstring(files[0].read_text()).tag.endswith("svg")
     assert json.loads(files[1].read_text())["traceEvents"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--html", "x.html", "--K", "9"], "--K 9: the page has K up to 8."),
-        (["--html", "x.html", "--accumulate", "7"], "--accumulate 7: the page has 1, 2, 3, 4."),
-        (["--html", "x.html", "--ticks", "4"], "--ticks 4: the explorer has its own."),
-        (["--html", "run.jsonl"], "run.jsonl: give it a name that ends in .html"),
-        (["--measured", "x"], "--measured belongs to the explorer."),
-        (["--html", "x.html", "--measured", "nowhere.json"], "nowhere.json cannot be read: No such file"),
-        (["--svg", "nowhere/x.svg"], "--svg nowhere/x.svg cannot be written: No such file"),
-    ],
-)
-def test_the_command_says_what_is_wrong_before_it_computes(words, said, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert command.main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and said in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_open_shows_the_page_that_it_has_written(monkeypatch, tmp_path, capsys):
@@ -288,6 +247,27 @@ def test_open_shows_the_page_that_it_has_written(monkeypatch, tmp_path, capsys):
     assert command.main(["--method", "ddg", "--K", "4", "--html", str(file), "--open"]) == 0
     assert opened == [file.as_uri()] and capsys.readouterr().out == f"{file}\n"
     assert '"start":{"method":"ddg","K":4}' in file.read_text()
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--html", "x.html", "--K", "9"], "--K 9: the page has K up to 8."),
+        (["--ticks", "10001"], "--ticks 10001: nobody could read that drawing."),
+        (["--html", "run.jsonl"], "run.jsonl: give it a name that ends in .html"),
+        (["--html", "x.html", "--measured", "nowhere.json"], "nowhere.json cannot be read: No such file"),
+        (["--svg", "nowhere/x.svg"], "--svg nowhere/x.svg cannot be written: No such file"),
+    ],
+)
+def test_the_command_says_what_is_wrong_before_it_computes(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and said in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 # A measured run
@@ -301,28 +281,3 @@ def test_a_measured_run_is_read_as_it_was_written():
     first = operations[0]
     assert found["measured"][0] == [first["cat"], 1, first["args"]["batch"], 0.0, pytest.approx(first["dur"] / 1e3)]
     assert found["rows"] == 2 and found["title"].startswith("fdg, model resnet20")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[]", "{}", "[" * 100_000, '{"traceEvents": []}', '{"traceEvents": [{"ph": "X"}]}', "\x00"),
-        '{"traceEvents": [{"ph": "X", "cat": "F", "pid": 1, "tid": 1, "args": {"batch": 1}, "ts": 1%s, "dur": 1}]}'
-        % ("0" * 400),
-    ],
-)
-def test_what_is_no_measured_run_is_refused(tmp_path, content):
-    (tmp_path / "x.json").write_text(content)
-    with pytest.raises(BadInput, match=r"no (JSON file|timeline).*benchmarks\.timeline"):
-        measured.read(tmp_path / "x.json")
-
-
-TOO_LARGE = ["--K 101", "--ticks 10001", "--accumulate 1001", "--method gpipe --micro-batches 1001"]
-
-
-@pytest.mark.parametrize("words", TOO_LARGE)
-def test_a_drawing_that_nobody_could_read_is_refused_before_it_is_made(words, capsys):
-    flag, value = words.split()[-2:]
-    assert command.main(words.split()) == 2
-    fact = f"error: {flag} {value}: nobody could read that drawing."
-    assert capsys.readouterr().err == f"{fact} Use {flag} {int(value) - 1} or less.\n"

@@ -60,16 +60,11 @@ def as_nnx(block, variables):
     return block
 
 
-@pytest.mark.parametrize("engine", ["pipeline", pytest.param("delay-line", marks=pytest.mark.slow)])
-def test_bp_of_nnx_stages_is_nnx_trained_by_hand(engine):
-    ours = made(two(), "bp") if engine == "pipeline" else made([from_nnx(Whole)], engine=engine)
+def test_bp_of_nnx_stages_is_nnx_trained_by_hand():
+    ours = made(two(), "bp")
     stages = [Block(8, 12, rngs=nnx.Rngs(0)), Block(12, CLASSES, rngs=nnx.Rngs(0))]
-    start = jax.device_get(ours.params)
-    if engine == "pipeline":
-        network = Whole(rngs=nnx.Rngs(0))
-        network.first, network.second = (as_nnx(*each) for each in zip(stages, start, strict=True))
-    else:
-        network = as_nnx(Whole(rngs=nnx.Rngs(0)), start[0])
+    network = Whole(rngs=nnx.Rngs(0))
+    network.first, network.second = map(as_nnx, stages, jax.device_get(ours.params))
     network.train()
     graph, params, rest = nnx.split(network, nnx.Param, ...)
     optimizer = recipe()
@@ -211,32 +206,16 @@ class Late(nnx.Module):
         return x
 
 
-class Recurrent(nnx.Module):
-    """A row as a sequence of one number a step."""
-
-    def __init__(self, carried=False, *, rngs: nnx.Rngs):
-        self.rnn, self.carried = nnx.RNN(nnx.GRUCell(1, CLASSES, rngs=rngs)), carried
-
-    def __call__(self, x):
-        x = x.reshape(len(x), -1, 1)
-        return self.rnn(x, initial_carry=jnp.zeros((len(x), CLASSES)) if self.carried else None)[:, -1]
-
-
 REFUSED = [
     (lambda: from_nnx(Stubborn, "noise"), "k=1 .*not evaluated: Stubborn draws from the random stream 'dropout'"),
-    (lambda: from_nnx(Recurrent), "stream 'carry' for a first carry, .*Give nnx.RNN an initial_carry"),
     (lambda: from_nnx(Stubborn, "norm"), "Stubborn changes its batch statistics in evaluation, too"),
     (lambda: from_nnx(FromFirstKey), "FromFirstKey draws from the random stream 'params'.* same numbers in every step"),
     (lambda: from_nnx(nnx.Linear, 8), r"the nnx module Linear cannot be made: .*'out_features'\. Change its arguments"),
-    (lambda: from_nnx(nnx.Linear, 8, 5, rngs=nnx.Rngs(0)), r"Leave rngs out"),
     (lambda: from_nnx(Needy), "Needy.__call__ has an argument `deterministic` without a default"),
     (lambda: from_nnx(Late), r"k=1 .*Late makes new when it is called\. Make it in __init__"),
     (lambda: Block(8, 5, rngs=nnx.Rngs(0)), r"stage k=1 is a flax.nnx Block.*flax.nnx modules into fdg_jax.from_nnx"),
-    (lambda: nnx.bridge.ToLinen(Block, (8, 5)), r"ToLinen around Block does not tell its Dropout.*fdg_jax\.from_nnx"),
     (lambda: nn.Sequential([nn.Dense(8), nnx.bridge.ToLinen(nnx.Dropout, (0.5,))]),
      r"ToLinen around Dropout does not tell its Dropout whether it is trained or evaluated.*fdg_jax\.from_nnx"),
-    (lambda: from_nnx(3), "from_nnx takes a class of flax.nnx.Module, a function or a module, not 3"),
-    (lambda: from_nnx(Needy(), 3), "is made already"),
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from benchmarks.harness import children
 from benchmarks.images_per_second import asked_for
 from benchmarks.images_per_second import parser as speed_parser
 from experiments.gpu import __main__ as command
-from experiments.gpu import loop, pages, steps
+from experiments.gpu import loop, on_device, pages, steps
 from experiments.gpu.loop import Choices, Folder, TimeIsUp
 from experiments.gpu.settings import FULL, SMALL, rows
 from experiments.harness import run_table
@@ -113,18 +113,6 @@ def test_checks_come_before_speeds_and_speeds_before_rows(settings):
             assert {"determinism", "resume", "engines", "memory"} <= set(step.needs)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--minutes", "0"], "use a positive number"),
-        (["--minutes", "1", "--rows", "resnet2O-*", "--plan"], "called that. There are 'resnet20-*',"),
-    ],
-)
-def test_bad_input_is_one_message(words, said, capsys):
-    assert command.main(words) == 2
-    assert (err := capsys.readouterr().err).startswith("error: ") and said in err
-
-
 def parsed(words):
     assert words[0] == "-m"
     options, given = cli.parse(words[2:], words[1])
@@ -147,13 +135,6 @@ def test_rows_are_trained_by_the_tables_own_words_and_what_is_added_is_free_to_c
         assert (options.resume, options.keep, options.tensorboard) == ("auto", 1, False)
         flags = {"--xla_gpu_deterministic_ops=true", "--xla_gpu_graph_min_graph_size=1", "--xla_gpu_autotune_level=0"}
         assert flags <= set(env["XLA_FLAGS"].split()) and env["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
-
-
-@pytest.mark.parametrize("settings", [FULL, SMALL], ids=lambda settings: settings.name)
-def test_what_is_trained_to_compare_bits_is_accepted_by_the_training_command(tmp_path, settings):
-    here = at(tmp_path)._replace(settings=settings)
-    options = parsed(steps.training(here, tmp_path / "run", settings.check_steps, "--resume")["words"])
-    assert (options.model, options.K, options.steps) == (settings.check_model, 2, settings.check_steps)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no pinning on this system")
@@ -236,3 +217,10 @@ def test_cifar10_is_packed_as_a_file_that_the_training_command_reads(tmp_path, m
     assert_same(cifar10.load(tmp_path / "packed"), images)
     (tmp_path / "packed" / "cifar10.npz").unlink()
     assert "neither cifar10/<version>/ nor cifar10.npz" in steps.row_refusal("resnet20", rows(FULL)[:3], here)
+
+
+@pytest.mark.slow
+def test_the_engines_are_what_plain_jax_trains_and_one_update_too_soon_is_seen():
+    found = on_device.engines("resnet8", 3, 10, 16)
+    assert max(found["from_oracle"].values()) < on_device.BOUND and found["between_engines"] < on_device.BOUND
+    assert found["one_update_sooner"] > on_device.WRONG * on_device.BOUND

@@ -9,7 +9,7 @@ import optax
 import oracle
 import pytest
 from flax import linen as nn
-from small import CLASSES, batches, cross_entropy, leaves, pipeline, recipe
+from small import CLASSES, batches, close, cross_entropy, fed, leaves, pipeline, recipe
 
 from fdg_jax.checkpoint.run_checkpoints import NotFinite, Saver
 from fdg_jax.checkpoint.state import first_refused_updates
@@ -34,8 +34,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted():
     expected = plain.new_weights(params, state.inner, good)
     for grads in (good, bad, worse):
         params, state = ours.new_weights(params, state, grads)
-        for one, other in zip(leaves((params, state.inner)), leaves(expected), strict=True):
-            np.testing.assert_array_equal(one, other)
+        close((params, state.inner), expected, rtol=0)
     assert (int(state.updates), int(state.bad), int(state.refused)) == (3, 2, 2)
 
 
@@ -54,10 +53,7 @@ def test_after_a_refused_update_the_moments_are_the_old_ones_and_the_rate_is_tha
     for lost in (0, 4):
         data[lost][0][0] = np.nan
     ours = pipeline(2, data[0], guard=True, stages=stages, optimizer=OPTIMIZERS[name], engine=engine)
-    start = jax.device_get(ours.params)
-    for batch in data:
-        ours.step(batch)
-    ours.drain()
+    start = fed(ours, data)
     truth = optax.chain(optax.apply_if_finite(MOMENTS[name], 9), optax.scale_by_learning_rate(RATE))
     modules = [lambda p, extra, x, stage=stage: (stage.apply({"params": p}, x), extra) for stage in stages]
     true, *_ = oracle.stashed(modules, cross_entropy, truth, start, data, fdg(2).staleness)
@@ -94,9 +90,7 @@ def test_a_guard_changes_no_bit_of_a_sound_run():
     hashes, K = [], 2
     for guard in (True, False):
         ours = pipeline(K, DATA[0], guard=guard, beta=0.5)
-        for batch in DATA:
-            ours.step(batch)
-        ours.drain()
+        fed(ours, DATA)
         hashes.append(ours.parameters_sha256())
         assert ours.losses(wait=True)[-1].bad == ((0,) * K if guard else ())
         assert ours.first_nonfinite(DATA[0]) is None
@@ -121,9 +115,7 @@ def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
         ours.step(batch)
     poison(ours, k)
     first = at + 1 - (k - 1 if engine == "pipeline" else 0)  # the batch that meets stage k in the next tick
-    for batch in DATA[at:]:
-        ours.step(batch)
-    ours.drain()
+    fed(ours, DATA[at:])
     lost = next(m for m in ours.losses(wait=True) if not np.isfinite(m.loss))
     assert lost.step == first
     assert ours.first_nonfinite(DATA[first - 1], first - 1) == (k, "weights")
@@ -153,9 +145,7 @@ def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
 def test_a_state_says_what_was_refused(engine):
     ours = pipeline(2, DATA[0], guard=True, engine=engine)
     assert first_refused_updates(ours.state()) == ours.refused() == (0, 0)
-    for batch in [DATA[0], (DATA[1][0] * np.float32(np.nan), DATA[1][1])]:
-        ours.step(batch)
-    ours.drain()
+    fed(ours, [DATA[0], (DATA[1][0] * np.float32(np.nan), DATA[1][1])])
     assert first_refused_updates(ours.state()) == ours.refused() == (2, 2)
 
 

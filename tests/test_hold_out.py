@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
-from fdg_jax.checks import options as checks
 from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
@@ -71,9 +70,3 @@ def test_blocks_of_a_text_are_held_out_with_their_labels(tmp_path):
 def test_nothing_would_be_left_to_train_on(n):
     with pytest.raises(BadInput, match=f"--hold-out {n}: digits has 50 training images"):
         with_(FEW, hold_out=n)
-
-
-def test_a_negative_number_is_refused_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr(data, "load", None)
-    with pytest.raises(BadInput, match=r"hold_out=-1: it is 0 or more\. Use a number"):
-        checks.check(Config(method="bp", K=1, hold_out=-1), frozenset())

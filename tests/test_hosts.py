@@ -12,12 +12,10 @@ from cifar_processes import QUICK, ROOT, SHORT, read
 
 from benchmarks.harness import hosts, wire_probe
 from benchmarks.harness.hosts import Hosts
-from fdg_jax.errors import BadInput
 from fdg_jax.machine.cores import pinned, usable
 from fdg_jax.schedule.simulator import Link
 
 needs_hosts = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing() or "hosts can be made")
-needs_relay = pytest.mark.skipif(bool(hosts.relay_missing()), reason=hosts.relay_missing() or "a relay can be made")
 PROGRAM = [sys.executable, "-m", "fdg_jax.experiments.cifar"]
 SECONDS = 400  # a hang ends
 PEER_TIMEOUT, HEARTBEAT = 20, 60  # seconds; docs/several-processes.md
@@ -150,20 +148,6 @@ def test_a_wire_has_its_bandwidth_and_a_cut_one_carries_nothing():
         names = [there.switch, *there.names]
         assert all((hosts.NAMES / name).exists() for name in names)
     assert not any((hosts.NAMES / name).exists() for name in names)
-
-
-@needs_relay
-def test_a_relay_adds_its_latency_there_and_back_and_is_asked_for():
-    with Hosts(2, relay=True) as there:
-        inside = [there.inside(0), there.inside(1)]
-        there.become(Link(0.02, 0))
-        slow = wire_probe.measured(inside, there.addresses[1], 2**10)
-        there.become(Link(0.005, 0))
-        less = wire_probe.measured(inside, there.addresses[1], 2**10)
-    assert 0.04 <= slow["round_trip_seconds"] < 0.06
-    assert 0.01 <= less["round_trip_seconds"] < 0.03
-    with Hosts(2) as there, pytest.raises(BadInput, match="relay=True"):
-        there.become(Link(0.01, 0))
 
 
 @needs_hosts

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 
 import pytest
@@ -55,22 +54,6 @@ def test_after_a_process_stopped_with_a_checkpoint_the_others_are_let_be_to_writ
     assert "was stopped by SIGTERM; the others were stopped. Go on" in err and "All are started again" not in err
 
 
-def test_a_reader_that_has_fallen_asleep_delays_no_end():
-    code = "ready()\nwhile True: print('x' * 9000); print('x' * 9000, file=sys.stderr)"
-    with Launched(code) as launched:
-        victim = launched.started()[1][0]
-        time.sleep(0.2)  # by now nobody can write any more
-        os.kill(victim, signal.SIGKILL)
-        assert launched.process.wait(timeout=5) == 137
-        launched.finish()
-
-
-def test_what_a_process_leaves_behind_is_gone_although_it_ended_well():
-    with Launched(GRANDCHILD) as launched:
-        launched.started()
-        assert launched.finish()[0] == 0
-
-
 # Signals to the launcher
 
 
@@ -110,18 +93,6 @@ def test_nothing_is_left_when_the_launcher_itself_is_killed():
         launched.started()
         launched.process.kill()
         launched.finish()
-
-
-def test_nothing_is_left_when_the_launcher_is_killed_while_it_starts_them():
-    for milliseconds in (40, 80, 120):
-        mark = f"mark_{os.getpid()}_{milliseconds}"
-        with Launched("time.sleep(60)", words=(mark,), count=8) as launched:
-            time.sleep(milliseconds / 1000)
-            launched.process.kill()
-            launched.finish()
-        until = time.monotonic() + 3
-        while mark in subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True).stdout:
-            assert time.monotonic() < until
 
 
 # Restarts

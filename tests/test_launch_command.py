@@ -59,19 +59,9 @@ def test_lines_are_whole_however_they_arrive(arrived, expected, monkeypatch):
         assert list(lines.lines(pipe)) == expected
 
 
-def test_long_lines_of_several_processes_and_of_both_streams_do_not_mix():
-    code = "for n in range(20): print(str(me) * 9000, file=(sys.stdout, sys.stderr)[n % 2])"
-    words = [sys.executable, "-m", "fdg_jax.launch", "--processes", "3", "--", "-c", CHILD + code]
-    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    printed = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert done.returncode == 0 and len(printed) == 60
-    assert set(printed) == {f"[{me}] {str(me) * 9000}" for me in range(3)}
-
-
-@pytest.mark.parametrize("how", ["| head -1", ">&- 2>&-"])
-def test_processes_go_on_without_a_reader_of_their_output(how, tmp_path):
+def test_processes_go_on_without_a_reader_of_their_output(tmp_path):
     code = f"for n in range(30): print('x' * 9000, flush=True); time.sleep(0.005)\nopen(f'{tmp_path}/{{me}}', 'w')"
-    script = f'"$0" -m fdg_jax.launch --processes 2 -- -c "$1" {how}; exit ${{PIPESTATUS[0]}}'
+    script = '"$0" -m fdg_jax.launch --processes 2 -- -c "$1" | head -1; exit ${PIPESTATUS[0]}'
     words = ["bash", "-c", script, sys.executable, CHILD + code]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,12 +15,11 @@ from stored_runs import asked, stored_run
 import fdg_jax
 from fdg_jax import evaluate, export, models, split
 from fdg_jax.checkpoint import state as states
-from fdg_jax.checkpoint import weights
 from fdg_jax.checkpoint.weights import HASH
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.training import load_run
-from fdg_jax.training.trained import Inputs, Trained, network_shapes, read_inputs
+from fdg_jax.training.trained import Inputs, Trained, network_shapes
 
 DATA = batches(4)
 BLOCKS = [Part(12), Part(12), Part(12), Part(CLASSES)]
@@ -91,23 +90,6 @@ def test_weights_without_a_network_are_refused_with_the_way_out(tmp_path):
         fdg_jax.load_run(tmp_path / "w")
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"options": {"K": "x"}}, "K is 'x', which is no whole number"), ({"options": [1]}, "options is"),
-    ({"options": {"batch_size": 0}}, "holds what no run can have"), ({"options": {"split": "99"}}, "99"),
-    ({"options": {"model": "resnet20"}}, "it holds other arrays than resnet20 has"), ({"step": "7"}, "step is '7'"),
-    ({"input_shape": [1, 1, 3, 3]}, "the network cannot take inputs of"),
-])  # fmt: skip
-def test_an_exported_file_with_a_value_that_cannot_be_is_refused(change, said, untrained, tmp_path):
-    untrained.save(tmp_path / "w")
-    variables, about = fdg_jax.load_weights(tmp_path / "w")
-    [(name, value)] = change.items()
-    value = {**json.loads(about["options"]), **value} if isinstance(value, dict) else value
-    about = {n: text for n, text in about.items() if n not in weights.OWN} | {name: json.dumps(value)}
-    fdg_jax.save_weights(tmp_path / "w", variables, about)
-    with pytest.raises(BadInput, match=said):
-        fdg_jax.load_run(tmp_path / "w")
-
-
 @pytest.fixture
 def run(tmp_path):
     """A run directory of 24 batches with three checkpoints, which are empty, and evaluations after 8, 16 and 24."""
@@ -141,17 +123,6 @@ def test_the_best_may_be_the_end_of_the_run_where_batches_in_flight_have_been_us
     summary = {"steps": 24, "epochs": 3.0, "test_error_percent": 10.0, "seconds": 1.0, "final_parameters_sha256": "0"}
     (run / "summary.json").write_text(json.dumps(summary))
     assert load_run.chosen(run, "best") == (24, True)
-
-
-def test_inputs_that_no_run_has_are_refused():
-    good = json.loads(json.dumps(INPUTS._asdict()))
-    assert read_inputs(good, "config.json") == INPUTS
-    for change in (
-        *({"shape": [32, 32]}, {"shape": None}, {"data_dtype": "float32"}, {"data_dtype": "none"}, {"mean": [0.5]}),
-        *({"std": [0.2, 0.0, 0.2]}, {"classes": True}, {"mean": [0.5, 0.5, "0.5"]}),
-    ):
-        with pytest.raises(BadInput, match=r"config\.json is damaged: it does not say what the network takes"):
-            read_inputs(good | change, "config.json")
 
 
 @pytest.mark.parametrize(("main", "words", "fact"), [

@@ -1,21 +1,24 @@
 """What a newcomer sees first: the list of commands, --help, and the opening lines of a run in a terminal."""
 
 import io
-import subprocess
+import re
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
+from cifar_processes import ROOT, printed
 
 import fdg_jax.__main__ as overview
 from fdg_jax import cli, data, methods, models
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS
+from fdg_jax.errors import did_you_mean
 from fdg_jax.experiments import imagenet, tiny_imagenet
 from fdg_jax.machine import terminal
+from fdg_jax.options.fields import spelled
 from fdg_jax.training import command, opening
 
-ROOT = Path(__file__).resolve().parent.parent
 LINES = [
     "method     fdg with K=2, order=backward-first, accumulate=1, accumulation=sum, beta=1.0, weights=stashed, seed 0",
     "stage k=1  blocks 0 to 1, 52% of the FLOPs, 5,136 parameters, staleness 1 update, on cpu:0",
@@ -27,11 +30,9 @@ LINES = [
 # The list of commands
 
 
-@pytest.mark.parametrize("package", ["fdg_jax", "fdg_jax.experiments"])
-def test_a_package_run_as_a_command_lists_the_commands(package):
-    done = subprocess.run([sys.executable, "-m", package], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "fdg_jax.experiments.cifar " in done.stdout and "\n  benchmarks " in done.stdout
+def test_a_package_run_as_a_command_lists_the_commands():
+    out = printed("-m", "fdg_jax.experiments")
+    assert "fdg_jax.experiments.cifar " in out and "\n  benchmarks " in out
 
 
 def test_every_module_that_can_be_run_is_in_the_list_and_no_other():
@@ -44,18 +45,6 @@ def test_every_module_that_can_be_run_is_in_the_list_and_no_other():
     listed = {name for group in overview.COMMANDS.values() for name in group}
     assert {name for name in listed if name.startswith("fdg_jax")} == found
     assert all(overview.can_run_here(name) for name in listed)
-
-
-def test_outside_the_repository_its_commands_are_not_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(overview, "REPOSITORY", tmp_path)
-    text = overview.overview()
-    assert "fdg_jax.schedule" in text and "benchmarks" not in text and "Measure" not in text
-
-
-def test_the_list_is_no_wider_than_a_terminal_of_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(overview, "python_command", lambda: ".venv/bin/python")
-    assert max(map(len, overview.overview().splitlines())) <= 80
 
 
 def test_the_examples_of_the_list_are_accepted(capsys):
@@ -82,10 +71,6 @@ def test_a_command_named_as_an_argument_is_answered_with_the_module_to_run(words
 # --help
 
 
-def test_a_family_of_models_of_any_size_says_how_their_names_are_written():
-    assert all(hasattr(family, "arguments") == hasattr(family, "PATTERNS") for family in models._families())
-
-
 @pytest.mark.parametrize("program", [command.Program("x"), imagenet.PROGRAM, tiny_imagenet.PROGRAM])
 def test_help_lists_every_method_model_and_data_set_that_can_be_asked_for(program):
     shown = {name: cli.listed(program.help.get(name, FIELDS[name].help), program)
@@ -104,22 +89,14 @@ def test_an_unknown_model_is_answered_with_the_patterns_too():
 # The opening lines
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-@pytest.mark.parametrize("line", LINES)
-def test_a_line_is_broken_between_words_and_goes_on_under_its_text(line, width):
-    first, *others = terminal.wrapped(line, width).splitlines()
-    indent = " " * (12 if "k=10" in line else 11)
-    assert others and all(len(each) <= width for each in [first, *others])
-    assert all(each.startswith(indent) and each[len(indent)] != " " for each in others)
-    assert [*first.split(), *" ".join(others).split()] == line.split()
-
-
-def test_a_line_that_fits_and_one_for_a_file_stay_as_they_are():
+def test_a_line_is_broken_between_words_and_goes_on_under_its_text():
+    for line, width in product(LINES, (40, 80)):
+        first, *others = terminal.wrapped(line, width).splitlines()
+        indent = " " * (12 if "k=10" in line else 11)
+        assert others and all(len(each) <= width for each in [first, *others])
+        assert all(each.startswith(indent) and each[len(indent)] != " " for each in others)
+        assert [*first.split(), *" ".join(others).split()] == line.split()
     assert terminal.wrapped(LINES[0], None) == LINES[0] == terminal.wrapped(LINES[0], len(LINES[0]))
-
-
-def test_a_word_that_is_longer_than_the_terminal_stays_whole():
-    assert terminal.wrapped(f"at {'x' * 60} there", 40).splitlines() == ["at", "x" * 60, "there"]
 
 
 class Terminal(io.StringIO):
@@ -127,7 +104,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stdout", "longest"), [(Terminal, 80), (io.StringIO, len(LINES[3]))])
+@pytest.mark.parametrize(("stdout", "longest"), [(Terminal, 80), (io.StringIO, max(map(len, LINES)))])
 def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a_file(monkeypatch, stdout, longest):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", stdout())
@@ -138,10 +115,39 @@ def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a
     assert (len(lines) == len(LINES) + 2) == (stdout is io.StringIO)
 
 
-@pytest.mark.parametrize("stdout", [None, "closed"])
-def test_without_a_stdout_there_is_no_width(monkeypatch, stdout):
-    stream = io.StringIO() if stdout else None
-    if stream:
-        stream.close()
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert terminal.columns() is None
+# What a message proposes for a name that is not known
+
+
+FLAGS = [spelled(name) for name in FIELDS]
+
+
+def proposed(name: str, known: list[str]) -> list[str]:
+    found = re.fullmatch(r" Did you mean (.*)\?", did_you_mean(name, known))
+    return found[1].split(" or ") if found else []
+
+
+METHODS = [
+    ("bpp", ["bp"]), ("bp1", ["bp"]), ("fgd", ["fdg"]), ("fdgg", ["fdg"]), ("FDGG", ["fdg"]), ("gpip", ["gpipe"]),
+    ("scaled", ["scaled_bp"]), ("scaledbp", ["scaled_bp"]), ("parallel", ["data_parallel"]), ("fdg-K2", ["fdg"]),
+    ("xy", []), ("af", []), ("b", []), ("", []), ("adl", ["dgl"]), ("nonsense", []), ("dp", []),
+]  # fmt: skip
+
+
+def test_a_method_is_proposed_where_it_was_meant():
+    for written, names in METHODS:
+        assert proposed(written, methods.names()) == names, written
+
+
+def test_another_size_of_a_model_is_near():
+    assert "wrn16_4" in proposed("wrn4_1", models.names()) and "resnet20" in proposed("resnet21", models.names())
+
+
+NEAR = [
+    ("--bta", "--beta"), ("--k", "--K"), ("--rate", "--learning-rate"), ("--no-dra", "--no-drain"), ("--x", None),
+    ("--lr", None), ("--b", None),
+]  # fmt: skip
+
+
+def test_the_hyphens_of_a_flag_make_it_no_longer_than_it_is():
+    for written, flag in NEAR:
+        assert proposed(written, [*FLAGS, "--no-drain"]) == ([flag] if flag else []), written

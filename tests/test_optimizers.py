@@ -120,7 +120,7 @@ def test_rotation_takes_bfloat16_and_a_stage_without_parameters():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nadam", "rotation"])
+@pytest.mark.parametrize("name", ["nadam", "muon", "rotation"])
 def test_the_commands_optimizers_train_late_gradients_and_go_on_exactly_in_both_engines(name):
     data = batches(14)
     made = {

@@ -1,8 +1,5 @@
 """What leaves a pipeline and comes back: outputs, weights for plain Flax, and a file of the exact state."""
 
-import json
-import os
-import tracemalloc
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,7 +11,7 @@ import pytest
 import safetensors.numpy
 from flax import struct
 from flax.core import freeze
-from small import CLASSES, Part, batches, cross_entropy, leaves, pipeline, recipe
+from small import CLASSES, Part, batches, close, cross_entropy, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import split
@@ -127,8 +124,7 @@ def test_a_saved_pipeline_goes_on_exactly(trained, tmp_path):
     trained.save(file)
     state, variables, about = fdg_jax.load(file)
     assert (about["method"], about["K"], about["cuts"]) == ("fdg", "2", "[2]")
-    for ours, theirs in zip(leaves(variables), leaves(trained.export()), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    close(variables, trained.export(), rtol=0)
     again = cut(2)
     again.restore(state)
     assert again.state_sha256() == trained.state_sha256()
@@ -237,14 +233,6 @@ def test_a_file_that_somebody_made_up_is_refused_although_its_hash_is_right(name
         (fdg_jax.load if texts["format"] == weight_files.PIPELINE else fdg_jax.load_weights)(file)
 
 
-def test_a_file_of_zeros_that_declares_much_is_refused_without_being_read(tmp_path):
-    file, header = tmp_path / "huge", b'{"a":{"dtype":"F32","shape":[4294967296],"data_offsets":[0,17179869184]}}'
-    file.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(file, 8 + len(header) + 2**34)  # of which nothing is on the disk
-    with pytest.raises(BadInput, match="its header names no format"):
-        fdg_jax.load_weights(file)
-
-
 def test_a_file_of_another_kind_names_its_reader(weights, tmp_path):
     from safetensors.numpy import save_file
 
@@ -300,6 +288,7 @@ class Everything(nn.Module):
         return nn.WeightNorm(nn.Dense(CLASSES))(nn.SpectralNorm(nn.Dense(8))(x, update_stats=train))
 
 
+@pytest.mark.slow
 def test_whatever_variables_a_module_has_they_are_saved_and_come_back(tmp_path):
     def new(**given):
         return fdg_jax.Pipeline([Everything()], cross_entropy, optax.adam(0.1)).init(KEY, DATA[0], **given)
@@ -319,25 +308,3 @@ def test_whatever_variables_a_module_has_they_are_saved_and_come_back(tmp_path):
         assert again.state_sha256() == ours.state_sha256()
     assert jax.tree.structure(variables["plain"]) == jax.tree.structure(exported["plain"])  # others have own classes
     assert variables["params"].keys() == exported["params"].keys()
-
-
-def test_variables_in_another_byte_order_are_taken():
-    given = cut(2).export(whole=True)
-    other = jax.tree.map(lambda leaf: np.asfortranarray(leaf.astype(leaf.dtype.newbyteorder(">"))), given)
-    jax.tree.map(np.testing.assert_array_equal, cut(2, other).export(whole=True), given)
-
-
-def test_a_file_that_is_not_sealed_takes_no_memory_whatever_it_declares(tmp_path):
-    size, file = 2**26, tmp_path / "large"
-    array = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
-    texts = {"format": weight_files.WEIGHTS, "sha256": "0" * 64}
-    header = json.dumps({"a": array, "__metadata__": texts}).encode()
-    file.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(file, 8 + len(header) + size)  # zeros that no disk holds
-    tracemalloc.start()
-    try:
-        with pytest.raises(BadInput, match="does not match its sha256"):
-            fdg_jax.load_weights(file)
-        assert tracemalloc.get_traced_memory()[1] < size / 8
-    finally:
-        tracemalloc.stop()

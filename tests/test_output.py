@@ -94,11 +94,7 @@ command.leave(7)
 LONG = [pytest.param(how, marks=pytest.mark.slow) for how in (">/dev/full", ">&-", "2>&-", ">&- 2>&-")]
 
 
-SMALL = ["fdg_jax", "fdg_jax.schedule --K 4", "benchmarks", "experiments.decisive list"]
-SLOW = [pytest.param("fdg_jax.methods --K 2", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("words", [*SMALL, "fdg_jax.schedule --help", "fdg_jax.schedule --K 0", *SLOW])
+@pytest.mark.parametrize("words", ["fdg_jax", "fdg_jax.schedule --K 4", "fdg_jax.schedule --K 0"])
 def test_a_command_whose_output_nobody_reads_ends_quietly(words):
     reader, writer = os.pipe()
     os.close(reader)  # as after `| head -1`

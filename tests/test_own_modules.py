@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CLASSES, Part, batches, cross_entropy, parts, pipeline, recipe
+from small import CLASSES, Part, batches, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.checkpoint import folder
@@ -233,20 +233,6 @@ def test_a_preprocess_that_fails_in_a_step_leaves_no_trace():
     assert ours.engine.entered == 0 and not ours.interrupted
 
 
-def test_what_preprocess_makes_is_made_by_transform_in_evaluation():
-    class First(nn.Module):
-        @nn.compact
-        def __call__(self, given):
-            return nn.Dense(CLASSES)(given["x"])
-
-    named = lambda x, step=0: {"x": x}  # noqa: E731
-    ours = pipeline(1, DATA[0], stages=[First()], preprocess=named)
-    for run in (lambda: ours.predict(X), lambda: ours.evaluate([DATA[0]])):
-        with pytest.raises(BadInput, match=r"cannot take inputs float32\[16, 8\].*In training stage 1 .*transform="):
-            run()
-    assert ours.predict(X, named).shape == (16, CLASSES) and ours.evaluate([DATA[0]], named).images == 16
-
-
 def test_given_variables_are_copied_and_must_be_arrays_that_exist():
     given = pipeline(2, DATA[0]).params
     ours = pipeline(2, DATA[0], variables=given)
@@ -270,9 +256,7 @@ def test_a_loss_that_is_not_finite_is_warned_of_once_with_its_batch_unless_updat
     ours.step(DATA[0])
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for one in [batch, batch, batch]:
-            ours.step(one)
-        ours.drain()
+        fed(ours, [batch, batch, batch])
         assert [metrics.step for metrics in ours.losses(wait=True)] == [1, 2, 3, 4]
         guarded.step(batch)
         guarded.drain()

@@ -87,11 +87,6 @@ def test_every_import_is_a_declared_dependency():
                 assert given_by & declared, f"{file} imports {top}: see CONTRIBUTING.md, 'A dependency'"
 
 
-def test_the_host_loop_imports_nothing_but_collections_and_types():
-    tree = ast.parse((ROOT / "fdg_jax" / "engine" / "host_loop.py").read_text())
-    assert imports(tree) <= {"collections", "typing", "types"}
-
-
 @pytest.mark.parametrize(
     ("version", "has_venv", "said"),
     [

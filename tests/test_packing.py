@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import batches, mostly_slow, pipeline
+from small import batches, fed, mostly_slow, pipeline
 
 from fdg_jax.errors import BadInput
 from fdg_jax.stage.packing import SMALL, Closure, Packing, on_packed, small_vector
@@ -109,9 +109,7 @@ def test_training_packed_is_training_unpacked(options, monkeypatch):
     for packs in (True, False):
         monkeypatch.setattr(Stage, "packs", packs)
         ours = pipeline(2, data[0], **options)
-        for batch in data:
-            ours.step(batch)
-        ours.drain()
+        fed(ours, data)
         ends.append(jax.device_get((ours.params, [each.loss for each in ours.losses(wait=True)])))
         arrays = len(jax.tree.leaves(ours.engine.stages[1].state.params))
         assert (arrays == 1) is packs

@@ -15,9 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import images_per_second, ops
-from benchmarks.harness import turns
-from benchmarks.harness.children import ChildFailed
+from benchmarks import images_per_second
 from benchmarks.peers import sides as peers
 from fdg_jax import models, split
 from fdg_jax.data.sets import synthetic
@@ -50,11 +48,8 @@ def test_a_peer_has_its_processes_its_cores_and_its_options():
 @pytest.mark.parametrize(
     ("side", "changes", "word"),
     [
-        ("torch:threads=0", {}, "from 1 on"),
         ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout, onednn"),
         ("torch-pipeline:micro_batches=3", {}, "3 micro-batches do not divide 8 images"),
-        ("torch-pipeline:micro_batches=1", {}, "nothing to overlap"),
-        ("torch-ddp", {"K": 3}, "a multiple of 3 as --batch-size"),
         ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
     ],
 )
@@ -82,15 +77,6 @@ def test_the_peers_interpreter_is_the_one_named_and_ours_stays_ours():
         peers.available([parse("bp"), parse("torch")], "/nowhere/python")
 
 
-def test_sides_that_train_different_networks_are_not_compared():
-    def worker(name, parameters):
-        return mock.Mock(about={"parameters": parameters}, side=parse(name))
-
-    turns.same_network([worker("bp", 5), worker("fdg", 5)])
-    with pytest.raises(ChildFailed, match="side torch trains 6 parameters and bp 5"):
-        turns.same_network([worker("bp", 5), worker("torch", 6)])
-
-
 @pins_cores
 @pytest.mark.slow
 def test_plain_jax_data_parallel_is_compared_with_bp_and_pytorch_is_skipped_where_it_is_missing():
@@ -102,28 +88,6 @@ def test_plain_jax_data_parallel_is_compared_with_bp_and_pytorch_is_skipped_wher
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["side"] for row in rows] == ["bp", "jax-shard-map"]
     assert ("Side torch is skipped" in done.stderr) == ("torch" in sides)
-
-
-def test_the_layers_of_a_network_are_counted_as_they_are_called():
-    found = ops.shapes("resnet8")
-    assert found[ops.Shape(32, 3, 16, 3)] == 1
-    assert found[ops.Shape(32, 16, 16, 3)] == 2 and found[ops.Shape(32, 16, 32, 3, 2)] == 1
-    assert found[ops.Shape(32, 16, 16)] == 3  # norms: the stem's and the first block's
-    assert sum(count for shape, count in found.items() if shape.kernel) == 7
-    assert ops.Shape(32, 16, 32, 3, 2).gigaflops(2) == pytest.approx(2e-9 * 2 * 16 * 16 * 9 * 16 * 32)
-
-
-FEW = {ops.Shape(4, 2, 2, 3): 1, ops.Shape(4, 3, 2, 3, 2): 1, ops.Shape(4, 2, 2): 3}
-
-
-def test_ops_prints_a_row_an_operation(capsys, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    with mock.patch.object(ops, "shapes", return_value=FEW):
-        assert ops.main(["--batch-size", "2", "--rounds", "1", "--json", str(file)]) == 0
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["operation"] for row in rows] == ["F", "dx", "dw", "F", "dw", "F", "B"]
-    assert all(row["xla_milliseconds"] > 0 for row in rows)
-    assert "| norm and relu, 4x4, 2 | 3 | B |" in capsys.readouterr().out
 
 
 # From here on with PyTorch.
@@ -224,17 +188,3 @@ def test_every_peer_is_compared_with_bp(capfd):
     assert [len(row["cuts"]) for row in rows] == [0, 0, 0, 0, 1, 1, 1, 0]
     assert rows[5]["cuts"] == [2]
     assert all(row["images_per_second"] > 0 and row["busy_percent"] > 0 for row in rows)
-
-
-def test_both_libraries_compute_the_same_operations():
-    torch_modules()
-    for shape in FEW:
-        ours, theirs = ops.xla(shape, 2), ops.onednn(shape, 2)
-        for operation in ours:
-            a, b = (jax.tree.leaves(made[operation]()) for made in (ours, theirs))
-            b = [leaf.detach().numpy() for leaf in b]
-            if b[0].ndim == 4:
-                order = (2, 3, 1, 0) if operation == "dw" else (0, 2, 3, 1)
-                b[0] = b[0].transpose(order)
-            # Sums of up to 32 products of numbers around 1, in other orders.
-            np.testing.assert_allclose(b[0], a[0], rtol=1e-4, atol=1e-5)

@@ -1,8 +1,6 @@
 """One photograph: which part of it is seen, mirrored or not, and which formats are read."""
 
 import io
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -60,24 +58,3 @@ def test_a_png_under_a_jpegs_name_is_read():
     file = io.BytesIO()
     Image.fromarray(pixels(photo(1))).save(file, "PNG")
     np.testing.assert_array_equal(np.asarray(jpeg.decode_image(file.getvalue(), "it")), pixels(photo(1)))
-
-
-def png(samples: np.ndarray) -> bytes:
-    """A PNG file of 16 bits a sample, [H, W] grey or [H, W, 3] colours: Pillow writes no such colours."""
-    height, width = samples.shape[:2]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)  # 0: no filter
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        checksum = struct.pack(">I", zlib.crc32(kind + content))
-        return struct.pack(">I", len(content)) + kind + content + checksum
-
-    head = struct.pack(">IIBBBBB", width, height, 16, 2 if samples.ndim == 3 else 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-@pytest.mark.parametrize("shape", [(4, 64), (4, 64, 3)])
-def test_a_png_of_16_bits_has_the_upper_8_of_them(shape):
-    samples = np.arange(np.prod(shape)).reshape(shape).astype(np.uint16) * 85
-    found = np.asarray(jpeg.decode_image(png(samples), "it"))
-    expected = (samples >> 8).astype(np.uint8)
-    np.testing.assert_array_equal(found, expected if len(shape) == 3 else np.repeat(expected[..., None], 3, axis=2))

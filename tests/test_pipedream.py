@@ -100,7 +100,7 @@ def test_in_2bw_every_stage_is_late_by_one_update_and_all_gradients_of_an_update
         assert versions == [max(0, (batch - 1) // M - 1) for batch in range(1, n + 1)]
 
 
-def test_2bw_is_its_oracle():
+def test_2bw_is_its_oracle_in_both_engines():
     """w(j+1) = w(j) - step of the mean gradient of M batches at w(j-1), in every stage."""
     M, data, stages = 3, batches(12), [Two(12), Two(CLASSES)]
     asked = {"method": "ddg", "one_version": True, "accumulate": M, "accumulation": "mean", "engine": "delay-line"}
@@ -123,6 +123,9 @@ def test_2bw_is_its_oracle():
         before, now, states = now, [w for w, _ in moved], [s for _, s in moved]
     close([variables["params"] for variables in ours.params], now, **ROUNDING)
     assert (ours.staleness, ours.updates) == ([1, 1], [4, 4])
+    other = pipeline(2, data[0], stages=stages, **asked | {"engine": "pipeline"})
+    fed(other, data)
+    assert other.parameters_sha256() == ours.parameters_sha256()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
+from small import CLASSES, Part, batches, goes_on_exactly, pipeline
 
 from fdg_jax import layers, methods
 from fdg_jax.checkpoint import folder
@@ -97,30 +97,6 @@ def test_training_in_bfloat16_follows_training_in_float32():
     np.testing.assert_allclose(*losses, rtol=0, atol=0.03)
     assert losses[1][-1] < 0.7 * losses[1][0]
     assert (losses[0] != losses[1]).any()
-
-
-def test_the_engines_agree_bit_for_bit_in_bfloat16():
-    data = batches(7)
-    one, two = (run(2, data, engine=name, beta=0.5, **HALF) for name in ("pipeline", "delay-line"))
-    one.drain()
-    two.drain()
-    for a, b in zip(leaves(one.params), leaves(two.params), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert one.losses(wait=True) == two.losses(wait=True)
-
-
-@pytest.mark.slow
-def test_a_scan_trains_in_bfloat16_as_the_pipeline_does():
-    data = batches(5)
-    one, two = run(2, data, **HALF), pipeline(2, data[0], stages=rounded(2), engine="scan", **HALF)
-    x, y = (np.concatenate(arrays) for arrays in zip(*data, strict=True))
-    two.train(x, y, np.arange(80).reshape(5, 16))
-    one.drain()
-    two.drain()
-    for a, b in zip(leaves(one.params), leaves(two.params), strict=True):
-        # One program rounds to bfloat16 where several do, and XLA may skip a rounding inside of it: weights of order 1
-        # moved by 0.1 x gradients that are off by 2^-9.
-        np.testing.assert_allclose(a, b, rtol=0, atol=0.01)
 
 
 @pytest.mark.slow

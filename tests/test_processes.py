@@ -1,32 +1,25 @@
 """Stages in several processes train as stages in one: the same losses, evaluation and state, to the last bit."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cifar_processes import QUICK
+from cifar_processes import QUICK, printed
 
 import fdg_jax
 from fdg_jax.errors import BadInput
 from fdg_jax.transport import agreement, exchange
 
 CHILD = Path(__file__).with_name("process_child.py")
-SECONDS = 300  # a hang ends
 
 
 def trained(folder, processes, settings=None, **options):
     """What each process saw, in order. The launcher starts them, unless there is only one. settings: environment."""
     folder.mkdir()
     launch = ["-m", "fdg_jax.launch", "--processes", str(processes), "--"] if processes > 1 else []
-    words = [sys.executable, *launch, str(CHILD), str(folder), json.dumps(options)]
-    environment = {**os.environ, **(settings or {})}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(*launch, CHILD, folder, json.dumps(options), environment=settings or {})
     return [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)]
 
 

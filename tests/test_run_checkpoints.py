@@ -5,8 +5,6 @@ import errno
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -90,47 +88,6 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch
     with pytest.raises(SaveFailed, match=r"after batch 2 .*No space .* \(it needs [\d.]+ MB, 1.049 MB are free"):
         saved(tmp_path, 2)
     assert names(tmp_path) == ["step-000000001"]
-
-
-@pytest.mark.parametrize("allowed", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_threads_that_the_system_does_not_give_cost_one_checkpoint(allowed, tmp_path, monkeypatch, capfd):
-    """Ours, or one of Orbax."""
-    saver, start, begun = saved(tmp_path, 1), threading.Thread.start, []
-
-    def limited(thread):
-        begun.append(thread)
-        if len(begun) > allowed:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", limited)
-        saver.save(2, {"a": np.zeros(3)}, {"step": 2})
-        with pytest.raises(SaveFailed, match="after batch 2 could not be written"):
-            saver.wait()
-        assert saver.step == -1
-    assert len(begun) > allowed and "".join(capfd.readouterr()) == ""
-    assert written(saver, 3) == ["1", "3"]
-
-
-def test_a_limit_on_the_size_of_files_costs_one_sentence(tmp_path):
-    """In a process of its own: Python reports what is left of failed tasks whenever memory is cleared up."""
-    code = """if True:
-        import gc, resource, sys, pathlib
-        import numpy as np
-        from fdg_jax.checkpoint import run_checkpoints
-        saver = run_checkpoints.Saver(pathlib.Path(sys.argv[1]), {}, 2)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        saver.save(1, {str(i): np.random.default_rng(i).normal(size=20_000) for i in range(8)}, {})
-        try:
-            saver.wait()
-        except run_checkpoints.SaveFailed as failed:
-            print(failed)
-        gc.collect()"""
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-    assert "the checkpoint after batch 1 could not be written" in done.stdout and done.stdout.count("\n") == 1
-    assert "File too large" in done.stdout
-    assert done.stderr == "" and names(tmp_path) == []
 
 
 def test_everything_is_flushed_before_the_name_and_nothing_is_removed_before_that(tmp_path, monkeypatch):

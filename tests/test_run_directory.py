@@ -8,9 +8,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from stored_runs import asked, stored_run
+from stored_runs import stored_run
 
-from fdg_jax import compare, evaluate, strict_json
+from fdg_jax import strict_json
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import locking
@@ -70,32 +70,6 @@ def test_a_second_process_cannot_write_the_same_run(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("link", [False, True], ids=["a file", "a link to a disk that is away"])
-def test_where_runs_cannot_be_made_a_run_without_a_directory_is_refused_at_once(link, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("runs").symlink_to("/nowhere/at/all") if link else Path("runs").write_text("")
-    said = "File exists" if link else "Not a directory"
-    with pytest.raises(BadInput, match=said), locking.claim_new(asked(method="bp", model="resnet8", K=3)):
-        pass
-
-
-@pytest.mark.parametrize("command", [
-    "--run-dir {run}", "--run-dir {run} --resume", "--run-dir {run} --resume auto", "--run-dir new --init-from {run}",
-])  # fmt: skip
-def test_a_run_that_cannot_be_looked_at_is_refused_in_one_sentence(command, tmp_path, monkeypatch, capsys):
-    """As another user's is; a loop of links stands in for it here, as the superuser may look at everything."""
-    monkeypatch.chdir(tmp_path)
-    Path("run").mkdir()
-    Path("run/config.json").symlink_to("config.json")
-    words = ["--dataset", "digits", "--model", "resnet8", *command.format(run="run").split()]
-    assert cifar.main(words) == 2
-    err = capsys.readouterr().err
-    assert err == "error: run/config.json cannot be read: Too many levels of symbolic links.\n"
-    for main in (evaluate.main, compare.main):
-        assert main(["run"]) == 2
-        assert "Too many levels of symbolic links" in capsys.readouterr().err
-
-
 def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):
     """Half of them fail at once, and so take their empty directories away again."""
     code = """
@@ -106,7 +80,7 @@ from fdg_jax.config import Config
 claim.datetime = types.SimpleNamespace(now=lambda: datetime(2026, 1, 1))  # it is the same second for all of them
 number = int(sys.argv[1])
 sys.stdin.readline()
-for turn in range(40):
+for turn in range(20):
     fails = (number + turn) % 2
     try:
         with claim.claim_new(Config()) as (path, _):
@@ -121,42 +95,12 @@ for turn in range(40):
 """
     settings = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, "text": True}
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    words = [[sys.executable, "-c", code, str(number)] for number in range(6)]
+    words = [[sys.executable, "-c", code, str(number)] for number in range(3)]
     processes = [subprocess.Popen(each, **settings, **pipes) for each in words]
     told = [process.communicate("go\n", timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 6, told
+    assert [process.returncode for process in processes] == [0] * 3, told
     made = list((tmp_path / "runs").iterdir())
-    assert len({(path / "config.json").read_text() for path in made}) == len(made) == 120
-
-
-def test_a_directory_that_is_replaced_before_it_is_locked_is_not_taken_for_the_new_one(tmp_path, monkeypatch):
-    path, opened, times = tmp_path / "run", os.open, []
-
-    def replaced(name, *given):
-        handle = opened(name, *given)
-        if name == path and not times:  # between opening and locking, another process takes it away and makes it again
-            times.append(handle)
-            path.rename(tmp_path / "other")
-            path.mkdir()
-        return handle
-
-    monkeypatch.setattr(locking.os, "open", replaced)
-    with locking.claim(path, resume=False):
-        assert times
-        with pytest.raises(BadInput, match="another process"), locking.claim(path, resume=False):
-            pass
-
-
-def test_what_another_process_put_into_a_directory_while_it_was_waited_for_is_seen(tmp_path, monkeypatch):
-    path, lock = tmp_path / "run", locking.made_and_locked
-
-    def late(path, new):
-        stored_run(path)
-        return lock(path, new)
-
-    monkeypatch.setattr(locking, "made_and_locked", late)
-    with pytest.raises(BadInput, match="already holds a run"), locking.claim(path, resume=False):
-        pass
+    assert len({(path / "config.json").read_text() for path in made}) == len(made) == 30
 
 
 @pytest.mark.parametrize("unreadable", ["config.json", "checkpoints"])

@@ -16,8 +16,7 @@ from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.machine.signals import Signals, Stopped
-from fdg_jax.report import report_page, results
-from fdg_jax.runs import incidents, reading, run_files, thinning
+from fdg_jax.runs import reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import command, lifecycle, loop, session
 from fdg_jax.training.peers import Peers
@@ -32,17 +31,6 @@ def test_metrics_are_on_disk_line_by_line(tmp_path):
     assert run_files.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
     assert log.lines == 2
     log.close()
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "incidents.jsonl", "stalls.jsonl", "results.jsonl"])
-def test_a_file_of_lines_that_never_end_takes_no_memory(name, tmp_path):
-    (tmp_path / name).touch()
-    os.truncate(tmp_path / name, 200 * 2**30)  # of which nothing is on the disk
-    assert incidents.read(tmp_path) == [] and incidents.stalls(tmp_path) == 0
-    reads = {"metrics.jsonl": lambda: reading.events(tmp_path), "results.jsonl": lambda: results.read(tmp_path / name)}
-    if name in reads:
-        with pytest.raises(BadInput, match="a line of more than 1,048,576 bytes"):
-            reads[name]()
 
 
 def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tmp_path, monkeypatch):
@@ -143,12 +131,6 @@ def test_a_config_that_lacks_a_value_is_refused_by_its_name(tmp_path, name):
     run_files.write_json(tmp_path / "config.json", config)
     with pytest.raises(BadInput, match=f"config.json lacks '{name}'"):
         reading.config(tmp_path)
-
-
-def test_a_report_of_a_damaged_run_is_refused_in_a_sentence(tmp_path, capsys):
-    (tmp_path / "config.json").write_text("{}")
-    assert report_page.main([str(tmp_path)]) == 2
-    assert "config.json lacks 'method'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [b"[3]", b"{}", b"\xff"])

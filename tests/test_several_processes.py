@@ -1,32 +1,23 @@
 """The benchmark of a pipeline in several processes: what it counts, how it reads recorded times, and a short run."""
 
 import os
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
 import pytest
 import small
-from benchmark_runs import pins_cores, rows_of, run
+from benchmark_runs import COMMON, pins_cores, rows_of, run
 
-from benchmarks import several_processes
-from benchmarks.harness import message_counts, waiting
-from benchmarks.harness.message_counts import Message
+from benchmarks import network
+from benchmarks.harness import hosts, message_counts, side_specs, waiting
 from benchmarks.harness.recording import Dispatched
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.schedule import Address
-from fdg_jax.schedule.simulator import Event
+from fdg_jax.schedule.simulator import Event, Link, predict
 
 two_cores = pytest.mark.skipif(
     len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores"
 )
-
-
-def test_the_speed_of_independent_processes_is_the_sum_over_each_ones_own_time():
-    worker = SimpleNamespace(side=SimpleNamespace(batch_size=10))
-    window = {"images_per_second": 9.0, "batches": 8, "each_seconds": [2.0, 4.0]}
-    assert several_processes.speed(window, worker) == 30.0  # type: ignore[arg-type]
-    assert several_processes.speed({"images_per_second": 9.0}, worker) == 9.0  # type: ignore[arg-type]
 
 
 def recorded():
@@ -84,17 +75,6 @@ def test_what_is_counted_in_a_process_is_what_shapes_predict(process):
     assert expected["loss", 2, 0].sent_bytes == 4 and expected["x", 1, 1].sent_bytes > 100
 
 
-def test_a_message_that_was_not_predicted_and_one_that_did_not_come_are_in_the_table():
-    sender = {
-        "counted": [Message("x", 1, 1, 4, 40)._asdict()],
-        "predicted": [Message("dy", 2, 0, 1, 9, 1, 9)._asdict()],
-    }
-    receiver = {"counted": [Message("x", 1, 1, 0, 0, 2, 20)._asdict()], "predicted": []}
-    dy, x = several_processes.messages([sender, receiver], 2)
-    assert (dy["what"], dy["predicted"], dy["predicted_bytes"], dy["sent"], dy["arrived"]) == ("dy", 1, 9, 0, 0)
-    assert (x["what"], x["predicted"], x["sent"], x["sent_bytes"], x["arrived"]) == ("x", 0, 2, 20, 1)
-
-
 @pytest.mark.slow
 @pins_cores
 @two_cores
@@ -125,3 +105,46 @@ def test_several_processes_are_compared_counted_and_drawn(tmp_path):
     assert len(exchange["block_seconds"]) == sides[0]["blocks"]
     assert (tmp_path / "several_processes_resnet8.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.count("Side torch-ddp is skipped: /bin/false has no PyTorch.") == 1
+
+
+# Networks between processes
+
+
+NO_HOSTS = hosts.relay_missing()
+# Seconds of the operations of two stages: F takes 1 and B takes 2, the half of all dispatches included.
+TIMED = {
+    "run_ahead": 8,
+    "alone": {
+        "host": {"F/1": 0.25, "F/2": 0.0, "send x/2": 0.25, "send dy/1": 0.25, "B/1": 0.5},
+        "device": {"F/1": 0.5, "F/2": 0.75, "B/1": 1.25, "B/2": 1.75},
+    },
+}
+
+
+def test_a_process_on_one_core_computes_for_as_long_as_its_host_and_its_device_together():
+    side = side_specs.parse("fdg:processes=each", COMMON, "", "balanced")
+    schedule = side_specs.schedule_of(side)
+    free = network.machine(TIMED, side, Link(), {("x", 2): 1, ("dy", 1): 1})
+    assert [free.seconds(kind, k) for k in (1, 2) for kind in "FB"] == [1, 2, 1, 2]
+    assert predict(schedule, free).seconds == 3
+    # The last boundary hides nothing (tests/test_simulator.py): 3, and a message each way in 2 ticks.
+    slow = network.machine(TIMED, side, Link(1, 0.5), {("x", 2): 1, ("dy", 1): 3})
+    assert predict(schedule, slow).seconds == 3 + (1.5 + 2.5) / 2
+
+
+@pins_cores
+@pytest.mark.slow
+@pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "hosts can be made")
+def test_it_measures_networks_and_leaves_no_host_behind():
+    words = ["--model", "resnet8", "--batch-size", "4", "--steps", "2", "--settle", "6", "--batches", "1"]
+    done = run("network", *words, "--rounds", "1", "--tries", "2", "--networks", "none", "30ms,1Gbit/s", "--json")
+    assert done.returncode == 0, done.stderr
+    free, far = rows_of(done.stdout)
+    assert (free["network"], far["network"]) == ("none", "30ms,1Gbit/s")
+    assert far["message_seconds"].keys() == {"x to 2", "dy to 1"}
+    assert all(0.03 <= seconds < 0.5 for each in far["message_seconds"].values() for seconds in each)
+    assert 0.06 <= far["round_trip_seconds"] < 0.1
+    # A tick has a message's way at least, in this order (tests/test_simulator.py).
+    assert far["images_per_second"][0] < 4 / 0.03 and far["predicted_of_link"][0] < 4 / 0.03
+    owners = {path.name.split("-")[1] for path in hosts.NAMES.glob(f"{hosts.NAMED}-*")}
+    assert all(os.path.exists(f"/proc/{owner}") for owner in owners)  # its own are gone

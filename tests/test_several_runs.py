@@ -14,7 +14,6 @@ from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, imagenet
 from fdg_jax.machine.signals import Signals
-from fdg_jax.options.fields import words
 from fdg_jax.training import child_runs, sweep
 
 STAND_IN = """
@@ -168,11 +167,6 @@ def test_a_run_that_fails_leaves_a_gap_in_the_table_and_is_made_again(stand_in, 
     assert capsys.readouterr().out.count(": started") == 1
 
 
-def test_an_option_is_written_with_as_many_digits_as_it_needs():
-    assert [words("beta", value)[1] for value in (0.5, 1.0, 5e-4, 0.1 + 0.2)] == ["0.5", "1", "0.0005", repr(0.1 + 0.2)]
-    assert words("resume", "auto") == ["--resume", "auto"] and words("drain", False) == ["--no-drain"]
-
-
 def test_what_is_swept_goes_before_a_file(tmp_path, capsys):
     (tmp_path / "a.toml").write_text("beta = 0.5\nepochs = 5")
     found = combinations(f"--config {tmp_path / 'a.toml'} --sweep beta=0.2,1")
@@ -192,14 +186,6 @@ def test_swept_optimizers_and_methods_have_their_own_values_and_not_those_of_the
     ]  # fmt: skip
     fdg, bp = combinations(f"{told} method=fdg,bp K=1")
     assert (fdg.options.beta, bp.options.beta) == (0.5, 1.0) and "beta" in fdg.given - bp.given
-
-
-def test_another_name_of_a_method_is_settled_as_on_the_command_line():
-    (one,) = combinations("--sweep method=pipedream")
-    assert (one.name, one.options.method) == ("methodpipedream", "ddg")
-    asked = cli.read(["--sweep", "correct=rate;rate, cosine"], "command")
-    found = sweep.combinations(asked, cli.Program("command"))
-    assert [each.options.correct for each in found] == ["rate", "rate,cosine"]
 
 
 def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import small
 
 from benchmarks import simulate
-from benchmarks.harness import machines, operation_times, side_specs, validate
+from benchmarks.harness import machines, operation_times, validate
 from benchmarks.harness.side_specs import Side
 from fdg_jax import methods
 from fdg_jax.engine import memory
@@ -134,33 +134,3 @@ def test_simulate_says_what_a_network_between_two_processes_costs(flags, capsys,
     out = capsys.readouterr().out
     assert "| 10500.0 |" in out and "| 1 to 2: 22%, 2 to 1: 22% | 0% | stage |" in out
     assert "link 1s,8Mbit/s (2 processes)" in out
-
-
-def test_one_link_is_that_between_processes_and_several_are_those_of_the_boundaries(flags):
-    def network(*words, K=4):
-        return simulate.network(simulate.parser().parse_args([*flags, "fdg", *words]), K)
-
-    wire, none = machines.link("1ms,1"), Link()
-    assert network("--link", "1ms,1") == ([wire] * 3, [0, 0, 0, 0])
-    assert network("--link", "1ms,1", "--processes", "2") == ([none, wire, none], [0, 0, 1, 1])
-    assert network("--link", "1ms,1", "--processes", "3", K=3) == ([wire, wire], [0, 1, 2])
-    assert network("--link", "none", "none", "1ms,1", "--processes", "2") == ([none, none, wire], [0, 0, 1, 1])
-    assert network("--link", "1ms,1", "--processes", "2", K=1) == ([], [0])  # BP on one device
-
-
-def test_the_bytes_of_a_boundary_are_those_of_both_directions_and_of_a_part_of_a_batch():
-    given = simulate.parser().parse_args(["--message-bytes", "600", "60"])
-    table = {("x", 2): 1, ("x", 3): 2, ("dy", 1): 3, ("dy", 2): 4, ("other", 1): 5}
-    side = Side("gpipe", "gpipe", 3, 1, "small", 16, options={"micro_batches": 4})
-    expected = {("x", 2): 150, ("x", 3): 15, ("dy", 1): 150, ("dy", 2): 15, ("other", 1): 5}
-    assert simulate.sizes(given, side, table) == expected
-    given.message_bytes = None
-    assert simulate.sizes(given, side, table) == table
-
-
-def test_methods_whose_stages_run_the_same_programs_are_measured_once():
-    def programs(text):
-        return simulate.programs_of(side_specs.parse(text, {"K": 2, "model": "resnet8", "batch_size": 4}, "", "2"))
-
-    assert programs("fdg") == programs("ddg") == programs("fdg:order=forward-first")
-    assert len({programs(text) for text in ("fdg", "fdg:accumulate=2", "fr", "dgl", "dgl:aux=linear", "gpipe")}) == 6

@@ -213,15 +213,6 @@ def test_what_a_damaged_file_held_is_measured_anew(damage, counted, own_cache):
     assert len(counted) == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_time_only(counted, tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    for _ in range(2):
-        assert block_times.seconds(BLOCKS, X, device())[0] == 1.0
-    assert len(counted) == 2
-    assert "can't be kept" in capsys.readouterr().err
-
-
 def test_nothing_is_measured_where_it_was_not_asked_for(counted):
     """A default run is cut the same on every machine."""
     name, options = "balanced", Config(model="resnet8", K=2)

@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
@@ -146,9 +144,3 @@ def test_a_loss_is_reported_in_bits_too(file):
     text = data.load_text("text", [str(file)], 32)
     assert text.measures(math.log(256)) == {"test_bits_per_byte": pytest.approx(8)}
     assert data.load("digits").measures(1.0) == {}
-
-
-def test_reading_text_imports_no_jax(file):
-    code = "import sys; from fdg_jax import data; data.load_text('text', sys.argv[1:], 32); print('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -136,14 +136,6 @@ def test_a_client_that_is_gone_at_a_resume_is_a_warning(run, capsys):
     assert capsys.readouterr().err.count("so its curves end") == len(missing)
 
 
-def test_the_extras_of_the_package_are_the_trackers():
-    import tomllib
-    from pathlib import Path
-
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["trackers"] == list(trackers.CLIENTS)
-
-
 def test_the_real_mlflow_gets_the_curves(run, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}/mlflow.db")

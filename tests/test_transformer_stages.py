@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import fed, goes_on_exactly, jit, leaves
+from small import fed, jit, leaves
 
 import fdg_jax
 from benchmarks import block_cost
@@ -137,14 +137,6 @@ def test_a_tied_table_passes_through_the_stages_and_is_the_whole_gradient():
     assert far([each["params"] for each in params], [each["params"] for each in true]) < ADAM["atol"]
     np.testing.assert_allclose(losses, true_losses, **ADAM)
     assert "scores" not in params[-1]["params"]["block007"]
-
-
-@pytest.mark.slow
-def test_a_transformer_that_is_stopped_goes_on_exactly(monkeypatch):
-    chosen = recipe.optimizer("muon", recipe.schedule("wsd", 1e-3, 20, 3), momentum=0.9, weight_decay=0.1,
-                              decay="matrices", clip_norm=1.0)  # fmt: skip
-    monkeypatch.setitem(globals(), "optimizer", lambda: chosen)
-    goes_on_exactly(lambda: made(2, 1, cuts=(1,), model=DROPPED), DATA, 4)
 
 
 @pytest.mark.slow

@@ -1,23 +1,19 @@
 """The transport within a process and the one between processes owe the same (tests/transport_contract.py)."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cifar_processes import printed
 
 CONTRACT = Path(__file__).with_name("transport_contract.py")
-SECONDS = 200  # a hang ends
 
 
 def kept_by(processes, K):
     """What each process says that has kept the contract, in order."""
     launch = ["-m", "fdg_jax.launch", "--processes", str(processes), "--"] if processes > 1 else []
-    words = [sys.executable, *launch, str(CONTRACT), str(K)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"stages"' in line]
+    out = printed(*launch, CONTRACT, str(K), environment={})
+    said = [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"stages"' in line]
     return sorted(said, key=lambda one: one["process"])
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from small import batches, leaves, pipeline
+from small import batches, close, fed, pipeline
 from stages_of_layers import ROUNDING
 
 
@@ -14,9 +14,7 @@ def trained(K, data, **options):
     ours = pipeline(K, data[0], **options)
     stages = ours.engine.stages.values()
     start = jax.device_get((ours.params, [stage.layout.unpack_now(stage.state) for stage in stages]))
-    for batch in data:
-        ours.step(batch)
-    ours.drain()
+    fed(ours, data)
     return ours, *start
 
 
@@ -24,8 +22,7 @@ def agree(ours, truth, tolerance=ROUNDING):
     variables, losses, staleness = truth[:3]
     for mine, true in zip(ours.params, variables, strict=True):
         chosen = {name: true[name] for name in mine}
-        for a, b in zip(leaves(mine), leaves(chosen), strict=True):
-            np.testing.assert_allclose(a, b, **tolerance)
+        close(mine, chosen, **tolerance)
     np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **tolerance)
     assert ours.staleness == staleness
 
@@ -47,9 +44,7 @@ def seen(method, K, **options) -> Seen:
     data = batches(9)
     ours = pipeline(K, data[0], method=method, preprocess=lambda x, step: x + 0 * step, **options)
     with jax.transfer_guard("disallow"):
-        for batch in data:
-            ours.step(batch)
-        ours.drain()
+        fed(ours, data)
         losses = ours.losses(wait=True)
     mail = list(ours.engine.loop.mail)
     return Seen(ours.parameters_sha256(), losses, ours.staleness, ours.schedule.staleness, ours.updates, mail)

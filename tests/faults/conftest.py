@@ -8,14 +8,8 @@ from collections import defaultdict
 
 import pytest
 from fault_runs import Reference, assert_same, reference, timed
-from fuzzing import PLAIN, one_step
 from launched_runs import Launched
 
-from fdg_jax.experiments import cifar
-from fdg_jax.options.fields import spelled
-from fdg_jax.training import lifecycle
-
-TRAIN = lifecycle.train
 TOLD = "fault"  # the property of a test under which it tells what it did
 
 
@@ -70,33 +64,6 @@ def left_alone(tmp_path_factory, cache):
         return made[config, count]
 
     return run
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory to work in, in which nothing is downloaded."""
-    with pytest.MonkeyPatch.context() as patch:
-        path = tmp_path_factory.mktemp("place")
-        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-            patch.setenv(name, "http://127.0.0.1:9")
-        for name in ("no_proxy", "NO_PROXY"):
-            patch.setenv(name, "")
-        patch.setenv("TFDS_DATA_DIR", str(path / "nothing"))
-        patch.setattr(lifecycle, "train", one_step)
-        patch.chdir(path)
-        yield path
-
-
-@pytest.fixture(scope="module")
-def begun(place, tmp_path_factory):
-    """A real run that ended after 3 of 4 batches, with its checkpoints."""
-    path = tmp_path_factory.mktemp("begun") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "train", TRAIN)
-        words = [word for name, value in PLAIN.items() for word in (spelled(name), value)]
-        more = ["--epochs", "2", "--steps", "3", "--K", "2", "--checkpoint-every", "1", "--no-tensorboard", "--run-dir"]
-        assert cifar.main([*words, *more, str(path)]) == 0
-    return path
 
 
 @pytest.fixture

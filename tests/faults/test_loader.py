@@ -10,12 +10,6 @@ from pathlib import Path
 import pytest
 from fault_runs import ROOT, newest
 
-from fdg_jax import data
-from fdg_jax.data import loading
-from fdg_jax.data.loading import LoaderFailed, Loading
-from fdg_jax.data.stream import Loader, TrainBatches
-from fdg_jax.data.streams import imagenet as imagenet_stream
-from fdg_jax.machine.signals import Stopped
 from fdg_jax.runs.run_files import read_metrics
 from tests.image_files import imagenet as write_imagenet
 
@@ -30,52 +24,6 @@ command.leave(imagenet.main(sys.argv[1:]))
 """
 SMALL = "--model resnet8 --K 2 --batch-size 6 --epochs 400 --learning-rate 0.01 --log-every 1 --evaluate-every 0"
 OBEYED_SECONDS = 90  # some 10 where the machine is quiet; without care it would be for ever
-
-
-@pytest.fixture
-def batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(imagenet_stream, "SIDE", 128)
-    write_imagenet(tmp_path)
-    return TrainBatches(data.load("imagenet", tmp_path), 6, seed=0)
-
-
-class Watched:
-    """A `check` that notes that it is called, and raises when it is told to."""
-
-    def __init__(self):
-        self.stop = False
-
-    def __call__(self) -> None:
-        if self.stop:
-            raise Stopped(signal.SIGTERM)
-
-
-def take(feed, batches: int) -> None:
-    for _ in range(batches):
-        next(feed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_no_batch_and_no_end_is_waited_for_without_end(number, batches, monkeypatch):
-    monkeypatch.setattr(loading, "abandoned", [])
-    check = Watched()
-    feed = Loading(Loader(batches, workers=2), check)
-    take(feed, 2)
-    time.sleep(1)  # the workers have made more than they can send
-    assert len(feed.workers) == 2
-    for worker in feed.workers:
-        os.kill(worker.pid, number)
-    began = time.monotonic()
-    if number == signal.SIGSTOP:
-        check.stop = True
-    with pytest.raises(LoaderFailed if number == signal.SIGKILL else Stopped) as raised:
-        take(feed, 20)  # some batches may be whole in the pipes
-    if number == signal.SIGKILL:
-        assert "was ended from outside, killed by SIGKILL" in str(raised.value)
-    feed.close()
-    assert time.monotonic() - began < OBEYED_SECONDS
-    assert not [worker for worker in feed.workers if worker.is_alive()]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import signal
 import sys
 
 import pytest
@@ -141,32 +140,3 @@ def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
     assert "training loss not known" in out and "diverged" not in err
     assert "warning: no update was made: 1 batch did not get through 3 stages, and --no-drain" in err
     assert summary(tmp_path / "run")["updates"] == [0, 0, 0] and summary(tmp_path / "run")["train_loss"] is None
-
-
-@pytest.mark.slow
-def test_a_job_that_is_started_again_and_again_with_the_same_words_gets_done(whole, tmp_path, monkeypatch, capsys):
-    path, again = tmp_path / "run", ["--resume", "auto", "--seed", "0", "--checkpoint-every", "0"]
-    with monkeypatch.context() as patch:  # ended before it has anything but a directory and config.json
-        patch.setattr(loop.Loop, "__init__", lambda *_: raising(KeyboardInterrupt())())
-        with pytest.raises(KeyboardInterrupt):
-            run(path, *again)
-    assert (path / "config.json").exists() and not run_checkpoints.stored(path / "checkpoints")
-    with monkeypatch.context() as patch:
-        entered, calls = record.Record.entered, []
-
-        def signalled(self, *given):
-            calls.append(given)
-            if len(calls) == AT:
-                os.kill(os.getpid(), signal.SIGUSR1)
-            entered(self, *given)
-
-        patch.setattr(record.Record, "entered", signalled)
-        assert run(path, *again) == 128 + signal.SIGUSR1
-    assert "stopped by SIGUSR1 after a checkpoint" in capsys.readouterr().out
-    assert run(path, *again) == 0
-    assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
-    assert run(path, *again) == 0
-    said = f"{path} is finished: 8 batches. Nothing to do. With --init-from {path} another run begins with its weights."
-    assert said in capsys.readouterr().out
-    assert run(path, *again, "--learning-rate", "0.5") == 2
-    assert "--learning-rate 0.5 contradicts" in capsys.readouterr().err

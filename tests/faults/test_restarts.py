@@ -34,11 +34,11 @@ def test_restarts_leave_nothing_over_and_drift_nowhere(all_of_them, tmp_path, mo
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("TMPDIR", str(temporary))
-    small = f"{SMALL} --epochs 20 --model resnet8 --K 2 --evaluate-every 0".split()
+    small = f"{SMALL} --epochs 20 --model resnet8 --K 2 --evaluate-every 0 --resume auto".split()
     run(path, *small, "--steps", "1")
     files, seen = sorted(os.listdir(path)), []
     for step in range(2, restarts + 2):
-        run(path, "--resume", "--steps", str(step))
+        run(path, *small, "--steps", str(step))
         assert (summary(path)["steps"], summary(path)["sessions"]) == (step, step)
         assert sorted(os.listdir(path)) == files
         assert sorted(os.listdir(path / "checkpoints")) == [f"step-{n:09d}" for n in (step - 1, step)]
