@@ -40,7 +40,7 @@ class Column(NamedTuple):
 
 class Comparison(NamedTuple):
     """What is shown. verdict: how the other groups came out against the first. heads, rows: the table, a row for each
-    group. common: the options that all runs share. notes: what to keep in mind. data: what is to know about the data."""
+    group. common: the options that all runs share. notes: what to keep in mind. data: what to know of the data."""
 
     verdict: list[str]
     groups: list[Group]
