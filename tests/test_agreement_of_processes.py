@@ -14,9 +14,8 @@ from fdg_jax.engine.unfinished import MESSAGE, UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.signals import Stopped
 from fdg_jax.options.common import Joining
-from fdg_jax.training import joined, watchdog
-from fdg_jax.training.joined import JoinedPeers
-from fdg_jax.training.peers import Elsewhere, Silent
+from fdg_jax.training import processes, watchdog
+from fdg_jax.training.processes import Elsewhere, JoinedPeers, Silent
 
 
 class Board:
@@ -124,7 +123,7 @@ def test_other_settings_are_named_with_both_values():
 
 
 def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(joined, "LATE_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "LATE_SECONDS", 0.05)
     board: Any = Board()
     with pytest.raises(Silent, match=r"process 1 has not answered for"):
         JoinedPeers(0, 2, 0.08, board).all_gather("here")
@@ -174,7 +173,7 @@ class NeverReady:
 @pytest.mark.parametrize("takes", [True, False])
 def test_where_no_notice_can_be_left_or_read_process_0_is_late(takes, monkeypatch, capfd):
     """It keeps the notices: that of process 1 itself cannot be read either, and it is not process 1 that is late."""
-    monkeypatch.setattr(joined, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "LATE_SECONDS", 0.1)
     board: Any = StandingStill()
     board.texts = {} if takes else {"there": ""}
     with pytest.raises(Silent, match=r"process 0 has not answered for 0 s\."):

@@ -20,7 +20,7 @@ from fdg_jax.report import report_page, results
 from fdg_jax.runs import incidents, reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import command, lifecycle, loop, session
-from fdg_jax.training.peers import Peers
+from fdg_jax.training.processes import Peers
 from fdg_jax.training.record import Record
 
 

@@ -60,6 +60,17 @@ def there(path: Path) -> bool:
     return True
 
 
+def not_written(path: Path, error: OSError) -> str:
+    """The message where the disk is full or a run directory is gone. Raises any other error."""
+    if not path.is_dir():
+        fact = f"error: the run directory {path} is gone"
+        return f"{fact}. It was deleted or renamed while the run went on."
+    if not durable.is_disk_full(error):
+        raise error
+    fact = f"error: {path} cannot be written: {error.strerror}. What was saved there stays"
+    return f"{fact}. Make room on the disk, then go on with --resume."
+
+
 def unit(of: Mapping[str, Any]) -> str:
     """What the speed in summary.json, or in a line of metrics.jsonl, is counted in: "images" or "tokens"."""
     return "tokens" if "tokens_per_second" in of else "images"

@@ -19,7 +19,7 @@ from fdg_jax.runs.progress import clock, count, per_second
 from fdg_jax.training import lifecycle, opening
 from fdg_jax.training.job import Job
 from fdg_jax.training.loop import ThroughputClock, feed
-from fdg_jax.training.peers import Peers
+from fdg_jax.training.processes import Peers
 from fdg_jax.training.record import Record
 
 FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training; then it ends, whatever is known

@@ -26,7 +26,7 @@ from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.machine import facts
 from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
-from fdg_jax.training.peers import Peers
+from fdg_jax.training.processes import Peers
 from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8

@@ -32,7 +32,7 @@ from fdg_jax.runs import incidents, run_files, trackers
 from fdg_jax.runs.progress import count, per_second
 from fdg_jax.training import initial, job, opening, session, trained
 from fdg_jax.training.job import Job
-from fdg_jax.training.peers import Peers, Silent
+from fdg_jax.training.processes import Peers, Silent
 from fdg_jax.training.record import Diverged, Record
 from fdg_jax.training.session import Broken, Session
 
@@ -201,17 +201,6 @@ def not_saved(error: SaveFailed, run: Run) -> str:
     return f"error: {error} {way_out if run.path.is_dir() else 'Nothing of the run is left there.'}"
 
 
-def not_written(path: Path, error: OSError) -> str:
-    """The disk is full, or the folder is gone. Raises any other error."""
-    if not path.is_dir():
-        fact = f"error: the run directory {path} is gone"
-        return f"{fact}. It was deleted or renamed while the run went on."
-    if not durable.is_disk_full(error):
-        raise error
-    fact = f"error: {path} cannot be written: {error.strerror}. What was saved there stays"
-    return f"{fact}. Make room on the disk, then go on with --resume."
-
-
 def broken(error: Broken, run: Run) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, LoaderFailed | BadInput | Silent):
@@ -232,7 +221,7 @@ ENDINGS: Mapping[type[BaseException], tuple[int, Callable[..., str]]] = {
     Damaged: (1, damaged),
     SaveFailed: (1, not_saved),
     Broken: (1, broken),
-    OSError: (1, lambda error, run: not_written(run.path, error)),
+    OSError: (1, lambda error, run: run_files.not_written(run.path, error)),
 }
 OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process that meets it knows
 

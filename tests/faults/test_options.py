@@ -9,12 +9,12 @@ from fuzzing import PLAIN, configure, fuzz, values, written
 from hypothesis import strategies as st
 from start_words import JSON, starts
 
-from fdg_jax import cli
+from fdg_jax import cli, sweep
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS, SWITCHES
 from fdg_jax.experiments import cifar
 from fdg_jax.options.fields import spelled
-from fdg_jax.training import child_runs, dry_run, lifecycle
+from fdg_jax.training import dry_run, lifecycle
 
 
 @st.composite
@@ -53,7 +53,7 @@ def test_flags_of_a_start_and_files_of_options_are_taken_or_refused_in_a_sentenc
 
     monkeypatch.setattr(lifecycle, "prepare_and_run", lambda *_: 0)
     monkeypatch.setattr(dry_run, "tell", lambda *_: 0)
-    monkeypatch.setattr(child_runs, "make_all", children_understand)
+    monkeypatch.setattr(sweep, "make_all", children_understand)
     tell(fuzz(3, 500 if all_of_them else 25, starts(PLAIN, values), written(place), place, capsys))
 
 
@@ -68,7 +68,7 @@ def test_a_command_line_with_flags_of_a_start_trains_or_is_refused(
         words, _ = planned[0].command()
         return cifar.main(words[2:])
 
-    monkeypatch.setattr(child_runs, "make_all", first)
+    monkeypatch.setattr(sweep, "make_all", first)
     monkeypatch.setattr(dry_run, "FEW_SECONDS", 0.05)
     monkeypatch.setattr(dry_run, "MOST_BATCHES", 2)
     tell(fuzz(seed, 50 if all_of_them else 15, starts(PLAIN, values), written(place), place, capsys))
