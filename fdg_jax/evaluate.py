@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fdg_jax.machine import compile_cache, output
 from fdg_jax.options.parser import Parser
-from fdg_jax.training import command, load_run
-from fdg_jax.training.trained import Trained
+from fdg_jax.training import command
+from fdg_jax.training.trained import Trained, read
 
 EPILOG = """Without --checkpoint the weights of a finished run are those of its end, whose numbers summary.json has: the
 batches that its last checkpoint has in flight are used first. Of a run that is not finished, and with --checkpoint,
@@ -33,7 +33,7 @@ def trained(given: Namespace) -> Trained:
     compile_cache.enable()
     which = given.checkpoint
     which = int(which) if which is not None and which.isdecimal() else which
-    found, remark = load_run.read(Path(given.run), which, given.data_dir)
+    found, remark = read(Path(given.run), which, given.data_dir)
     if remark:
         print(f"warning: {remark}", file=sys.stderr)
     o = found.options

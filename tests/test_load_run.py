@@ -19,7 +19,7 @@ from fdg_jax.checkpoint import weights
 from fdg_jax.checkpoint.weights import HASH
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.training import load_run
+from fdg_jax.training import trained as load_run
 from fdg_jax.training.trained import Inputs, Trained, network_shapes, read_inputs
 
 DATA = batches(4)

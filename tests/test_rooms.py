@@ -70,7 +70,7 @@ LAZY = {
     "Pipeline": "fdg_jax.api",
     "Metrics": "fdg_jax.engine.losses",
     "load": "fdg_jax.checkpoint.weights",
-    "load_run": "fdg_jax.training.load_run",
+    "load_run": "fdg_jax.training.trained",
     "load_weights": "fdg_jax.checkpoint.weights",
     "save_weights": "fdg_jax.checkpoint.weights",
 }  # names that `fdg_jax` resolves on first use

@@ -19,6 +19,7 @@ from fdg_jax.options.fields import words
 STAND_IN = """
 import json, sys
 from pathlib import Path
+from fdg_jax import cli
 from fdg_jax.config import FIELDS
 
 options, given = cli.parse(sys.argv[1:], "command")

@@ -7,8 +7,8 @@ must be asked for before JAX computes anything.
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -32,6 +32,9 @@ from fdg_jax.transport import devices
 MOST_BATCHES = 10**8
 ALONE = Peers()
 WARMED_UP = ("resnet110", "resnet1202")
+Variables = Mapping[str, Any]
+# The variables of a whole network for those that it has at first and the model's name, as InitialWeights.read.
+Initial = Callable[[Variables, str], Variables]
 
 
 class Partition(NamedTuple):
@@ -76,14 +79,6 @@ def network_input(dataset: data.Source, batch_size: int) -> Any:
     """The shape and dtype of a batch as block 0 takes it, after augmentation or whatever the data set does."""
     stored = jax.ShapeDtypeStruct((batch_size, *dataset.shape), dataset.dtype)
     return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))
-
-
-class InitialWeights(Protocol):
-    """The weights of --init-from (fdg_jax.training.initial)."""
-
-    def read(self, own: Mapping[str, Any], model: str) -> Mapping[str, Any]:
-        """The variables of the whole network. own: its first ones, which have their shapes. Raises BadInput."""
-        ...
 
 
 class Job(NamedTuple):
@@ -141,11 +136,11 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
         devices.stage_devices(emulated)
 
 
-def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: InitialWeights | None = None) -> Job:
+def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Initial | None = None) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
     note: what the run that is being resumed had to say of its data. peers: the processes that train together; by
-        default this one alone, even if others have joined it. initial: the weights of another network, for a new run.
+        default this one alone, even if others have joined it. initial: gives a new run the weights of another network.
     """
     dataset = peers.on_all(lambda: load_data(options, note))
     peers.compare({"data set": dataset.name, "examples": dataset.fingerprint})
@@ -157,7 +152,7 @@ def built(
     dataset: data.Source,
     peers: Peers,
     parts: Partition | None = None,
-    initial: InitialWeights | None = None,
+    initial: Initial | None = None,
 ) -> Job:
     """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
     method = methods.find(options.method)
@@ -359,12 +354,12 @@ def initialise(
     parts: Partition,
     dataset: data.Source,
     options: Config,
-    initial: InitialWeights | None,
+    initial: Initial | None,
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size
     whole = split.init_whole(parts.blocks, key, network_input(dataset, B))
-    whole = initial.read(whole, options.model) if initial else whole
+    whole = initial(whole, options.model) if initial else whole
     labels = jax.ShapeDtypeStruct((B, *dataset.labels_shape), dataset.labels_dtype)
     example = jax.ShapeDtypeStruct((B, *dataset.shape), dataset.dtype), labels
     pipeline.init(key, example, variables=split.split_variables(whole, parts.cuts))

@@ -30,7 +30,7 @@ from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.report import report_page
 from fdg_jax.runs import incidents, run_files, trackers
 from fdg_jax.runs.progress import count, per_second
-from fdg_jax.training import initial, job, opening, session, trained
+from fdg_jax.training import job, opening, session, trained
 from fdg_jax.training.job import Job
 from fdg_jax.training.processes import Peers, Silent
 from fdg_jax.training.record import Diverged, Record
@@ -89,7 +89,7 @@ def prepare_and_run(
 
 def prepare(
     options: Config, before: dict[str, Any] | None, program: Program, signals: Signals, peers: Peers
-) -> tuple[Job, initial.InitialWeights | None]:
+) -> tuple[Job, trained.InitialWeights | None]:
     """(what is trained, the weights of --init-from). Raises BadInput and Stopped."""
 
     def check() -> None:
@@ -98,12 +98,13 @@ def prepare(
 
     peers.on_all(check)
     named = options.init_from if before is None else None  # a run that goes on has its own weights
-    weights = peers.on_all(lambda: initial.InitialWeights(named) if named else None)
+    weights = peers.on_all(lambda: trained.InitialWeights(named) if named else None)
     peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
     job.prepare_cpu(before, peers.on_one_core())
     with interruptible.by(signals.at_once):
-        return job.prepare(options, before["note"] if before else "", peers, weights), weights
+        initial = weights.read if weights else None
+        return job.prepare(options, before["note"] if before else "", peers, initial), weights
 
 
 def configuration(
@@ -111,7 +112,7 @@ def configuration(
     asked: Config,
     before: dict[str, Any] | None,
     known: list[dict[str, Any]],
-    weights: initial.InitialWeights | None,
+    weights: trained.InitialWeights | None,
 ) -> dict[str, Any]:
     """The content of config.json. known: the facts about the stages."""
     made = run.job

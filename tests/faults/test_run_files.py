@@ -19,7 +19,7 @@ from fdg_jax.experiments import cifar
 from fdg_jax.machine import jax_settings
 from fdg_jax.report import report_page
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY
-from fdg_jax.training import initial, lifecycle
+from fdg_jax.training import lifecycle, trained
 from tests import made_up_runs
 
 TABLE = table3.TABLE
@@ -132,7 +132,7 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
 def started_from(copy: Path) -> bool:
     """Whether a new run takes its weights: it has no checkpoint, so all is refused, in one sentence."""
     with pytest.raises(BadInput) as refused:
-        initial.InitialWeights(str(copy)).read({}, "resnet20")
+        trained.InitialWeights(str(copy)).read({}, "resnet20")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 2000
     return "has no checkpoint yet" in str(refused.value)
 
