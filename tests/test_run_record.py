@@ -18,14 +18,13 @@ from fdg_jax.machine import facts
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.report import report_page, results
 from fdg_jax.runs import incidents, reading, run_files, thinning
-from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import command, lifecycle, loop, session
 from fdg_jax.training.processes import Peers
-from fdg_jax.training.record import Record
+from fdg_jax.training.record import Record, RunLog
 
 
 def test_metrics_are_on_disk_line_by_line(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log = RunLog(tmp_path)
     log.append({"step": 1, "train_loss": 2.0})
     assert run_files.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "train_loss": 2.0}]
     log.append({"step": 2, "train_loss": float("nan")})
@@ -67,7 +66,7 @@ def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tm
 def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    log = MetricsLog(path, keep_lines=2)
+    log = RunLog(tmp_path, 2)
     log.append({"step": 3, "again": True})
     log.close()
     assert [event["step"] for event in run_files.read_metrics(path)] == [1, 2, 3]

@@ -76,29 +76,6 @@ def unit(of: Mapping[str, Any]) -> str:
     return "tokens" if "tokens_per_second" in of else "images"
 
 
-class MetricsLog:
-    """`metrics.jsonl`, one line per event. `lines`: their number, which a checkpoint contains."""
-
-    def __init__(self, path: Path, keep_lines: int = 0):
-        self.lines = cut_back(path, keep_lines)
-        self.file = path.open("a+", encoding="utf-8")
-        durable.flush_folder(path.parent)
-
-    def append(self, event: Mapping[str, Any]) -> None:
-        """Writes an event."""
-        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
-        self.file.flush()
-        self.lines += 1
-
-    def flush(self) -> None:
-        """Brings the lines so far to the disk. Another thread may call it."""
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self.file.close()
-
-
 def cut_back(path: Path, lines: int) -> int:
     """Keeps the first `lines` complete lines of a file and drops the rest. Returns how many are left."""
     if not path.exists():
