@@ -152,7 +152,7 @@ class Awaited:
         self.ended = []
         monkeypatch.setattr(watchdog.os, "_exit", self.ended.append)
         self.unfinished = UnfinishedOperations()
-        self.dog = watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, lambda k: k - 1, 0)
+        self.dog = watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, [0, 1], 0)
         self.now = self.dog.looked
         self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
 

@@ -20,7 +20,7 @@ from fdg_jax.report import report_page, results
 from fdg_jax.runs import incidents, reading, run_files, thinning
 from fdg_jax.training import command, lifecycle, loop, session
 from fdg_jax.training.processes import Peers
-from fdg_jax.training.record import Record, RunLog
+from fdg_jax.training.record import Record, Run, RunLog
 
 
 def test_metrics_are_on_disk_line_by_line(tmp_path):
@@ -170,7 +170,7 @@ def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
 
 def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
     stored_run(tmp_path)
-    stopped = lifecycle.Run(SimpleNamespace(peers=Peers()), tmp_path, None, "again")  # type: ignore[arg-type]
+    stopped = Run(SimpleNamespace(peers=Peers()), tmp_path, None, True, False, again="again")  # type: ignore[arg-type]
     assert lifecycle.end(Stopped(signal.SIGINT), stopped) == 130
     out = capsys.readouterr().out
     assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
@@ -206,7 +206,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     monkeypatch.setattr(run_checkpoints, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(loop.Loop, "train", lambda self: None)
     monkeypatch.setattr(loop.Loop, "finish", lambda self: ("", ""))
-    session.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
+    session.train(session.begin(job, tmp_path, resume=True), Signals())
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2

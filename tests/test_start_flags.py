@@ -20,7 +20,7 @@ from fdg_jax.machine import cores, output
 from fdg_jax.options import parser
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training import dry_run, lifecycle
-from fdg_jax.training.profiling import Profile
+from fdg_jax.training.loop import Profile
 
 SUMMARY = {
     "train_loss": 1.0, "K": 2, "updates": [1, 1], "epochs": 1, "test_error_percent": 5.0, "dataset": "digits",

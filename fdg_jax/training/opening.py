@@ -2,7 +2,6 @@
 changes."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from fdg_jax import models
@@ -13,17 +12,18 @@ from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
 from fdg_jax.runs.progress import count
 from fdg_jax.stage import shapes
 from fdg_jax.training.job import Job
+from fdg_jax.training.record import Run
 
 PARTS = ("weights", "optimizer", "statistics", "auxiliary", "stashes", "old_weights", "gradients", "in_flight")
 
 
-def tell(job: Job, path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
+def tell(run: Run, known: list[dict[str, Any]]) -> None:
     """Prints what a person sees first. known: the facts about the stages."""
     width = terminal.columns()
-    told = [terminal.wrapped(line, width) for line in lines(job, known)]
-    print("\n".join([*told, f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
-    if resumed:  # a new run's has been said while the data were loaded
-        loudly(job.dataset.note)
+    told = [terminal.wrapped(line, width) for line in lines(run.job, known)]
+    print("\n".join([*told, f"run        {run.path}{' (resumed)' if run.resumed else ''}"]), flush=True)
+    if run.resumed:  # a new run's has been said while the data were loaded
+        loudly(run.job.dataset.note)
     print("compiling...", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a training loop records: losses averaged into lines, evaluations, and speed without compilation.
+"""A run, and what its training loop records: losses averaged into lines, evaluations, and speed without compilation.
 
 `Record` goes into every checkpoint. So a resumed run logs the same lines at the same steps as one that was never
 stopped.
@@ -14,19 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fdg_jax import durable
+from fdg_jax.checkpoint.run_checkpoints import stored
 from fdg_jax.checkpoint.state import Reading, describe_first_refused, number, numbers, real, reals
 from fdg_jax.config import run_length
 from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.runs.run_files import METRICS, cut_back, newest_points
+from fdg_jax.options.common import ONE_RUN, Start
+from fdg_jax.runs.run_files import CHECKPOINTS, METRICS, cut_back, newest_points
 from fdg_jax.runs.trackers import NO_TRACKERS, Trackers
 from fdg_jax.runs.trackers import tensorboard as open_board
 from fdg_jax.strict_json import finite
+from fdg_jax.training.job import Job
 
 
 class RunLog:
@@ -332,3 +335,25 @@ class Record:
         """The speed of training in images or tokens, without compilation and evaluation; None if nothing has been timed
         yet."""
         return self.timed_units / self.timed_seconds if self.timed_seconds > 0 else None
+
+
+class Run(NamedTuple):
+    """What is trained, where its files lie, and where this session of it begins.
+
+    resumed: it was begun before. fresh: there is no checkpoint of it. start: what is traced and tracked.
+    again: the command that goes on with it.
+    """
+
+    job: Job
+    path: Path
+    record: Record
+    resumed: bool
+    fresh: bool
+    start: Start = ONE_RUN
+    again: str = ""
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint."""
+        kept = stored(self.path / CHECKPOINTS)
+        return kept[-1] if kept else None
