@@ -53,7 +53,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "experiments": ("machine", "report", "training"),
     "evaluate": ("errors", "options", "machine", "training"),
     "export": ("errors", "machine", "training", "evaluate"),
-    "launch": ("errors", "options", "machine", "training"),
+    "launch": ("errors", "options", "machine"),
 }
 # A registry finds the files of its own room by their names.
 REGISTRIES = {

@@ -19,7 +19,7 @@ from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
 from fdg_jax.machine import cores, output
 from fdg_jax.options import parser
 from fdg_jax.runs.progress import Progress
-from fdg_jax.training import dry_run, lifecycle
+from fdg_jax.training import lifecycle, opening
 from fdg_jax.training.loop import Profile
 
 SUMMARY = {
@@ -154,7 +154,7 @@ def test_a_dry_run_on_a_loaded_machine_says_so(monkeypatch):
     def said(percent, platform="cpu", dataset=None):
         places = [SimpleNamespace(devices=[SimpleNamespace(platform=platform)])]
         job = SimpleNamespace(pipeline=SimpleNamespace(places=places), dataset=dataset)
-        return dry_run.disturbed(percent, job)  # type: ignore[arg-type]
+        return opening.disturbed(percent, job)  # type: ignore[arg-type]
 
     (line,) = said(percent)
     assert "other processes took 25% of the cores' time" in line

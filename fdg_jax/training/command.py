@@ -28,7 +28,7 @@ from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.fields import as_flags
 from fdg_jax.runs import locking, reading, run_files, trackers
 from fdg_jax.runs.progress import count
-from fdg_jax.training import dry_run, lifecycle, processes
+from fdg_jax.training import lifecycle, processes
 from fdg_jax.training.processes import Elsewhere, Silent
 
 
@@ -65,7 +65,7 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())
     if words.start.dry_run:
-        return dry_run.tell(asked, program, signals)
+        return lifecycle.dry_run(asked, program, signals)
     peers = processes.join(words.joining, asked, given)
     with ExitStack() as held:
         path, resume = peers.from_zero(lambda: claim(asked, held))

@@ -71,6 +71,13 @@ def prepare_and_run(
         return end(error, run)
 
 
+def dry_run(options: Config, program: Program, signals: Signals) -> int:
+    """`--dry-run`: prints what a run would cost; returns the exit code. Raises BadInput and Stopped."""
+    made, _ = prepare(options, None, program, signals, Peers())
+    opening.tell_costs(made, signals)
+    return 0
+
+
 def prepare(
     options: Config, before: dict[str, Any] | None, program: Program, signals: Signals, peers: Peers
 ) -> tuple[Job, trained.InitialWeights | None]:

@@ -14,7 +14,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS, SWITCHES
 from fdg_jax.experiments import cifar
 from fdg_jax.options.fields import spelled
-from fdg_jax.training import dry_run, lifecycle
+from fdg_jax.training import lifecycle, opening
 
 
 @st.composite
@@ -52,7 +52,7 @@ def test_flags_of_a_start_and_files_of_options_are_taken_or_refused_in_a_sentenc
         return 0
 
     monkeypatch.setattr(lifecycle, "prepare_and_run", lambda *_: 0)
-    monkeypatch.setattr(dry_run, "tell", lambda *_: 0)
+    monkeypatch.setattr(lifecycle, "dry_run", lambda *_: 0)
     monkeypatch.setattr(sweep, "make_all", children_understand)
     tell(fuzz(3, 500 if all_of_them else 25, starts(PLAIN, values), written(place), place, capsys))
 
@@ -69,8 +69,8 @@ def test_a_command_line_with_flags_of_a_start_trains_or_is_refused(
         return cifar.main(words[2:])
 
     monkeypatch.setattr(sweep, "make_all", first)
-    monkeypatch.setattr(dry_run, "FEW_SECONDS", 0.05)
-    monkeypatch.setattr(dry_run, "MOST_BATCHES", 2)
+    monkeypatch.setattr(opening, "FEW_SECONDS", 0.05)
+    monkeypatch.setattr(opening, "MOST_BATCHES", 2)
     tell(fuzz(seed, 50 if all_of_them else 15, starts(PLAIN, values), written(place), place, capsys))
 
 
