@@ -199,18 +199,11 @@ def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[s
 
 
 def version(library: str) -> str | None:
-    """The version of a library; None if it is not installed."""
-    try:
-        return metadata.version(library)
+    """The version of a library; None if it is not installed. That of this package is the same where it is edited."""
+    try:  # this package imports this room
+        return sys.modules["fdg_jax"].__version__ if library == "fdg_jax" else metadata.version(library)
     except metadata.PackageNotFoundError:
-        if library == "fdg_jax":
-            return own_version()
         return None
-
-
-def own_version() -> str:
-    """The version of this package, whether it is installed or run from where it is edited. (It imports this room.)"""
-    return sys.modules[__name__.partition(".")[0]].__version__
 
 
 def git_commit() -> str | None:

@@ -53,25 +53,27 @@ class Partition(NamedTuple):
         return (0, *self.cuts, len(self.blocks))
 
 
-def partition(options: Config, dataset: data.Source, device: Any, seconds: list[float] | None = None) -> Partition:
+def partition(options: Config, dataset: data.Source, device: Any, peers: Peers = ALONE) -> Partition:
     """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
 
-    device: of stage 1, on which `--split measured` measures. seconds: of each block, if they have been measured.
+    device: of stage 1, on which `--split measured` measures.
     """
     blocks = models.blocks(options.model, dataset.classes, **model_options(options))
     has_paper_split = models.paper_split(options.model, options.K) is not None
     name = options.split or ("paper" if has_paper_split else "balanced")
-    costs, unit = (seconds, "time") if seconds else block_costs(name, options, blocks, dataset, device)
+    costs, unit = block_costs(name, options, blocks, dataset, device, peers)
     cuts = split.parse(name, options.model, options.K, len(blocks), costs)
     return Partition(blocks, name, cuts, costs, unit, has_paper_split)
 
 
 def block_costs(
-    name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any
+    name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any, peers: Peers = ALONE
 ) -> tuple[list[float], str]:
-    """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
+    """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis.
+    Process 0 measures the times for all."""
     if name == "measured" and options.K > 1:
-        return block_times.seconds(blocks, network_input(dataset, options.batch_size), device), "time"
+        batch = network_input(dataset, options.batch_size)
+        return peers.from_zero(lambda: block_times.seconds(blocks, batch, device)), "time"
     return split.costs(blocks, network_input(dataset, 1)), "FLOPs"
 
 
@@ -158,7 +160,7 @@ def built(
     method = methods.find(options.method)
     options, stage_devices, remark = choose_engine(options, method, peers)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
-    N, parts = len(dataset.train_inputs), parts or agreed_partition(options, dataset, stage_devices[0], peers)
+    N, parts = len(dataset.train_inputs), parts or partition(options, dataset, stage_devices[0], peers)
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
@@ -222,14 +224,6 @@ def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
     nothing = no_effect.lines(plan, options.momentum, lambda: divides)
     for line in (*nothing, *no_effect.of_run(options, plan, rates)):
         say(f"warning: {line}")
-
-
-def agreed_partition(options: Config, dataset: data.Source, device: Any, peers: Peers) -> Partition:
-    """The network's stages. Where block times decide, process 0 measures them for all."""
-    if options.split != "measured" or peers.processes == 1:
-        return partition(options, dataset, device)
-    costs = peers.from_zero(lambda: partition(options, dataset, device).costs)
-    return partition(options, dataset, device, costs)
 
 
 def load_data(options: Config, note: str) -> data.Source:

@@ -4,7 +4,6 @@
 import contextlib
 import math
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -167,10 +166,10 @@ class Saving:
             self.say(f"WARNING: {failed}")
 
 
-def versions() -> dict[str, str]:
+def versions() -> dict[str, str | None]:
     """The versions that a checkpoint's bits depend on; the compiler is part of jaxlib."""
-    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": run_files.own_version()}
-    return {**names, "backend": jax.default_backend()}
+    names = ("jax", "jaxlib", "fdg_jax")
+    return {**{name: run_files.version(name) for name in names}, "backend": jax.default_backend()}
 
 
 def about_job(job: Job) -> dict[str, Any]:
