@@ -48,11 +48,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report": (*FILES, "recipe", "machine", "schedule", "checks", "pages", "explorer", "runs", *CONFIGURED),
     "compare": ("errors", "machine", "options", "report"),
     "watch": (),
-    "training": ("recipe", *BELOW_API, "api", "data", "block_times", "config_file", "cli", "runs", "report"),
+    "sweep": ("errors", "durable", "machine", "options", "config", "config_file", "cli", "checks", "runs"),
+    "training": ("recipe", *BELOW_API, "api", "data", "block_times", "cli", "runs", "report", "sweep"),
     "experiments": ("machine", "report", "training"),
     "evaluate": ("errors", "options", "machine", "training"),
     "export": ("errors", "machine", "training", "evaluate"),
-    "launch": ("errors", "options", "machine", "training"),
+    "launch": ("errors", "options", "machine"),
 }
 # A registry finds the files of its own room by their names.
 REGISTRIES = {
@@ -69,7 +70,7 @@ LAZY = {
     "Pipeline": "fdg_jax.api",
     "Metrics": "fdg_jax.engine.losses",
     "load": "fdg_jax.checkpoint.weights",
-    "load_run": "fdg_jax.training.load_run",
+    "load_run": "fdg_jax.training.trained",
     "load_weights": "fdg_jax.checkpoint.weights",
     "save_weights": "fdg_jax.checkpoint.weights",
 }  # names that `fdg_jax` resolves on first use
