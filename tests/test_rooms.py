@@ -34,7 +34,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "corrections": ("errors", "options"),
     "stage": (*BELOW_STAGES, "corrections"),
     "split": ("errors", "machine", "models", "stage"),
-    "block_times": ("recipe", "machine", "layers", "stage"),
+    "block_times": ("recipe", "machine", "layers", "stage", "split"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
     "config": ("errors", "options", "models", "corrections", "methods"),

@@ -1,6 +1,6 @@
 """Checks the arguments of `fdg_jax.Pipeline` and `init` before anything is traced.
 
-Shapes that do not fit are found by tracing (fdg_jax.stage.shapes). Batches are checked in fdg_jax.checks.batches.
+Shapes that do not fit are found by tracing (fdg_jax.stage.own_modules). Batches are checked in fdg_jax.checks.batches.
 """
 
 import inspect

@@ -17,13 +17,6 @@ NAMES = ("balanced", "measured", "even")
 WAYS = "Use split='balanced' (by FLOPs), 'measured' (by times of this device), 'even', or K-1 block numbers [3, 7]."
 
 
-def check_K(K: Any, stages: Sequence[nn.Module]) -> None:
-    """Raises BadInput where K= is given for stages that are cut already, and is not their number."""
-    if K is not None and len(stages) != K:
-        fact = f"K={K!r}, but {len(stages)} stages were given"
-        raise BadInput(f"{fact}. Leave K out, or add split='balanced' if these are blocks of a network to be cut.")
-
-
 def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> int:
     """K: as given, else the number of devices that were given, else what the block numbers of `split` say.
 
@@ -78,7 +71,6 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
         if not all_here(places):
             fact = "split='measured': stages in several processes would be cut by different measurements"
             raise BadInput(f"{fact}. Measure in one process, and give the block numbers that `cuts` has there.")
-        split.costs(blocks, x)  # blocks that do not fit are named
         return split.balanced(block_times.seconds(blocks, x, places[0].device), K)
     if asked == "balanced" and K > 1:
         one = jax.tree.map(lambda like: jax.ShapeDtypeStruct((1, *like.shape[1:]), like.dtype), x)

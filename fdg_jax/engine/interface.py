@@ -10,12 +10,12 @@ import numpy as np
 from fdg_jax.engine.evaluate import Evaluation, Tally, evaluate, fitting_inputs, tally
 from fdg_jax.engine.first_nonfinite import Nonfinite
 from fdg_jax.engine.losses import Losses
-from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
 from fdg_jax.stage.functions import Spec
+from fdg_jax.stage.shapes import with_examples
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place
 
