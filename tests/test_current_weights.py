@@ -105,7 +105,7 @@ def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_thro
     else:
         assert np.abs(found - exact).max() > 0.1
         says = r"keeps float32\[1, 8\], made of its weights \['.*'\] alone, .* fdg_jax.layers.BatchNorm for a batch"
-        says = r"keeps float32\[8, 8\], made of its weights" if isinstance(layer, nn.WeightNorm) else says
+        says = r"keeps float32\[1, 8\], made of its weights" if isinstance(layer, nn.WeightNorm) else says
         refused(rf"stage k=1 \(\w+\) {says}", stages=stages, weights="current")
 
 

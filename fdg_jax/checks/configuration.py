@@ -10,9 +10,19 @@ import optax
 from fdg_jax import corrections, split
 from fdg_jax.arrays import plain
 from fdg_jax.checks import correction_parts, no_effect
-from fdg_jax.checks.arguments import check_devices, check_key, check_problem, check_switches, rate_of, stage_optimizers
+from fdg_jax.checks.arguments import (
+    OF_PIPELINE,
+    check_devices,
+    check_key,
+    check_problem,
+    cut,
+    cut_variables,
+    first_cut,
+    number_of_stages,
+    rate_of,
+    stage_optimizers,
+)
 from fdg_jax.checks.batches import check_example, check_mean
-from fdg_jax.checks.cutting import cut, cut_variables, first_cut, number_of_stages
 from fdg_jax.checks.plan import plan
 from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Late
@@ -42,7 +52,7 @@ class Configuration:
         self, stages, loss, optimizer, method, engines: Sequence[str], *, engine, beta, correct, learning_rate,
         momentum, devices, weights, dtype, remat, preprocess, guard, norms, options: Mapping[str, Any], cut, K,
     ):  # fmt: skip
-        self.stages = check_problem(stages, loss, optimizer, of="stage" if cut is None else "block")
+        self.stages = check_problem(stages, loss, of="stage" if cut is None else "block")
         self.asked_cut, self.blocks = cut, self.stages
         if cut is not None:
             K = number_of_stages(cut, K, devices, alone=engine == "delay-line")
@@ -67,8 +77,8 @@ class Configuration:
         spread = made.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
-        check_switches(guard=guard, gradient_norms=norms)
-        self.loss, self.preprocess, self.guard, self.norms = loss, preprocess, guard, norms
+        self.loss, self.preprocess = loss, preprocess
+        self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)
 
     @property
     def stage_class(self) -> type[Stage]:
