@@ -23,9 +23,8 @@ from fdg_jax.checks.configuration import Configuration
 from fdg_jax.corrections.interface import CorrectionSpec
 from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.engine.evaluate import Evaluation
-from fdg_jax.engine.first_nonfinite import Nonfinite
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
-from fdg_jax.engine.interface import Engine, Problem
+from fdg_jax.engine.interface import Engine, Nonfinite, Problem
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput

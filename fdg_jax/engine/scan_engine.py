@@ -11,8 +11,7 @@ import numpy as np
 
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.state import Reading, number
-from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
-from fdg_jax.engine.interface import SCAN, Engine, Problem, check_signature, signature_entry
+from fdg_jax.engine.interface import SCAN, WHAT, Engine, Nonfinite, Problem, check_signature, look, signature_entry
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
