@@ -135,12 +135,10 @@ def check_alike(example: Pair, given: Pair) -> None:
         if jax.tree.structure(found) != jax.tree.structure(like):
             raise BadInput(f"the {name} are {describe(found)}, at init they were {describe(like)}: other arrays.")
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
-            if len(a.shape) == len(b.shape) and a.dtype == b.dtype:
-                continue
             fact = f"the {name} are {describe(a)}, at init {describe(b)}."
             if len(a.shape) != len(b.shape) or canonical(a.dtype) != canonical(b.dtype):
                 raise BadInput(f"{fact} Only the lengths of axes may differ.")
-            if a.dtype != canonical(b.dtype):
+            if a.dtype not in (b.dtype, canonical(b.dtype)):
                 raise BadInput(f'{fact} JAX computes with {b.dtype}: use {name}.astype("{b.dtype}"), once.')
 
 

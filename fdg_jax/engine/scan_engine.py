@@ -16,10 +16,9 @@ from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
 from fdg_jax.stage import delay_line
-from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
 from fdg_jax.stage.nonfinite import guard_statistics
-from fdg_jax.stage.update import UpdateRule, first_refused, newest_norm
+from fdg_jax.stage.update import UpdateRule, evaluated, first_refused, newest_norm
 
 Tree = Any
 

@@ -14,15 +14,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from fdg_jax.arrays import check_usable, flattened, native
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.stage import evaluated_weights
-from fdg_jax.stage.functions import LOSSES, ComputeOptions, functions, loss_of, metrics_of, split_variables
+from fdg_jax.stage.functions import ComputeOptions, functions, loss_of, metrics_of, split_variables
 from fdg_jax.stage.shapes import describe, shape_of, zeros
 from fdg_jax.stage.switches import WAY_OUT, Untold, refusal
 from fdg_jax.stage.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
+from fdg_jax.stage.update import states_of
 from fdg_jax.stage.weighted import Weighted
 
 Tree = Any
@@ -72,7 +73,7 @@ def check_shapes(
     owners: dict[int, tuple[Any, str]] = {}
     for k, (module, compute, other, optimizer) in enumerate(stages, 1):
         who = f"stage k={k} ({type(module).__name__})"
-        fact, untold = f"{who} cannot take {describe(x)}; {before}.", Untold(trains)
+        fact, untold = f"{who} cannot take {describe(x)}; {before}.", Untold()
         with nn.intercept_methods(refuse_bridges), nn.intercept_methods(untold):
             seen = trace_or_refuse(fact, trace_module, module, compute, x, who=who)
         if untold.found:
@@ -161,7 +162,9 @@ def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: T
         "parameters, where optax.lookahead wants two. Use another optimizer."
     )
     trace_or_refuse(f"the optimizer cannot train {who}.", first_update, optimizer, params, way_out=way_out)
-    evaluated_weights.check(who, jax.eval_shape(optimizer.init, params))
+    if states_of(jax.eval_shape(optimizer.init, params), contrib.SAMState):
+        fact = f"the optimizer of {who} is optax.contrib.sam: it trains at two points in turn and evaluates at one"
+        raise BadInput(f"{fact} that it does not tell. Use the optimizer inside it by itself.")
 
 
 def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
@@ -174,14 +177,9 @@ def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
     return jax.eval_shape(update, params)
 
 
-def trains(module: nn.Module) -> bool:
-    """Whether a module is called for training, where alone what it sows as losses is kept."""
-    return module.scope is not None and module.is_mutable_collection(LOSSES)
-
-
 def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) -> None:
     """Raises BadInput if a module is trained by another program once the switches are set that nobody sets."""
-    told = Untold(trains, tell=True)
+    told = Untold(tell=True)
     try:
         with nn.intercept_methods(told):
             other = text(trace_forward(module, seen.compute, seen.params, seen.extra, seen.x)[0])
