@@ -86,7 +86,7 @@ def check_shapes(
         check_trainable(who, seen.params)
         check_optimizer(who, optimizer, seen.params)
         if other or compute.precision.compute_dtype is not None:
-            check_kept(who, seen, other)
+            check_kept(who, module, seen, other)
         traced.append(seen)
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(seen.y)}", seen.y
     report = check_loss(loss, x, labels)
@@ -209,35 +209,43 @@ def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> None:
         raise BadInput(f"{fact}: {first_line(error)} {WAY_OUT}") from error
 
 
-def check_kept(who: str, seen: TracedModule, other: str) -> None:
-    """Looks for what a module keeps for its backward pass that is made of its weights alone.
+def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> None:
+    """Looks for what a module keeps for its backward pass that is made of its weights.
 
     Where the backward pass must use other weights (`other` is the option that says so), it would use the old ones:
-    BadInput. Elsewhere copies of matrices, such as weights cast to another dtype, only cost memory: a warning. Layers
-    whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep nothing of the kind. Layers that
-    multiply by a vector of weights do, since JAX keeps the vector in the shape of the product: so do all of
+    BadInput. Elsewhere copies of matrices, such as weights cast to another dtype, only cost memory: a warning. Copies
+    have a kernel's size and do not grow with the batch. With current weights, vectors made of weights alone count, too.
+    Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep nothing of the kind. Layers
+    that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product: so do all of
     flax.linen's norms with a scale.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.params) if leaf.ndim > 1}
-    found = [(kept, weights) for kept, weights in seen.made_of_weights() if jnp.issubdtype(kept.dtype, jnp.inexact)]
-    if other != CURRENT:  # the other case is feedback weights, which replace matrices only
-        found = [(kept, weights) for kept, weights in found if kept.ndim > 1 and kept.size in kernels]
+    copies = [kept.ndim > 1 and kept.size in kernels for kept in seen.kept]
+    if any(copies):
+        larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), seen.x)
+        *_, more = trace_forward(module, seen.compute, seen.params, seen.extra, larger)
+        copies = [copy and a.shape == b.shape for copy, a, b in zip(copies, seen.kept, more, strict=True)]
+    found = []
+    for kept, copy, (weights, of_inputs) in zip(seen.kept, copies, seen.kept_of(), strict=True):
+        alone = not of_inputs and jnp.issubdtype(kept.dtype, jnp.inexact)
+        if weights and (copy or (alone and other == CURRENT)):  # feedback weights replace matrices only
+            found.append((kept, weights, " alone" if alone else ""))
     if not found:
         return
     if other:
         paths = list(states.flatten(seen.params))
-        kept, weights = found[0]
-        fact = f"{who} keeps {describe(kept)}, made of its weights {', '.join(paths[n] for n in weights)} alone"
+        kept, weights, alone = found[0]
+        fact = f"{who} keeps {describe(kept)}, made of its weights {', '.join(paths[n] for n in weights)}{alone}"
         raise BadInput(
             f"{fact}, for the backward pass, so {other} would go back through these. Leave {other} out, or use layers "
             "that keep no such thing: fdg_jax.layers.BatchNorm for a batch norm, flax.linen's other norms with "
             "use_scale=False, and weights that are cast outside the module."
         )
-    copies = [kept for kept, _ in found]
-    more = f" and {len(copies) - 3} more" if len(copies) > 3 else ""
-    size = sum(copy.size * copy.dtype.itemsize for copy in copies)
+    shapes = [kept for kept, *_ in found]
+    rest = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+    size = sum(kept.size * kept.dtype.itemsize for kept in shapes)
     warnings.warn(
-        f"{who} keeps copies of its weights for the backward pass ({describe(copies[:3])}{more}): {size:,} bytes "
+        f"{who} keeps copies of its weights for the backward pass ({describe(shapes[:3])}{rest}): {size:,} bytes "
         "for every batch in flight. Training is right all the same: copies cost memory only, and layers that "
         "compute in float32 gain no speed from bfloat16. The reason: dtype='bfloat16' gives a module its kernels "
         "in bfloat16, and a layer without a dtype of its own casts them to float32 when it meets a float32 bias. "

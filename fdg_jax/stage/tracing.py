@@ -96,14 +96,11 @@ class TracedModule(NamedTuple):
         """Whether it draws random numbers in training."""
         return "rng" in self.extra
 
-    def made_of_weights(self) -> list[tuple[jax.ShapeDtypeStruct, list[int]]]:
-        """What it keeps for the backward pass that depends on weights and not on inputs: (array, numbers of the
-        weights)."""
+    def kept_of(self) -> list[tuple[list[int], bool]]:
+        """What each array in `kept` depends on: (numbers of the weights, whether it depends on inputs)."""
         of_params, of_extra = (len(jax.tree.leaves(tree)) for tree in (self.params, self.extra))
         found = dependences(self.forward.jaxpr)[-len(self.kept) :] if self.kept else []
-        weights = [[n for n in range(of_params) if bits >> n & 1] for bits in found]
-        of_inputs = [bits >> (of_params + of_extra) for bits in found]
-        return [each[:2] for each in zip(self.kept, weights, of_inputs, strict=True) if each[1] and not each[2]]
+        return [([n for n in range(of_params) if bits >> n & 1], bits >> of_params + of_extra > 0) for bits in found]
 
 
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
