@@ -27,7 +27,7 @@ from fdg_jax import durable
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import CommandLine, Program, settled
 from fdg_jax.config import FIELDS, OF_MODELS, Config
-from fdg_jax.config_file import converted
+from fdg_jax.config_file import Setting, converted
 from fdg_jax.errors import BadInput, did_you_mean, reason
 from fdg_jax.machine import child, output
 from fdg_jax.machine.child import Child
@@ -36,7 +36,6 @@ from fdg_jax.machine.interpreter import python_command
 from fdg_jax.machine.signals import Signals
 from fdg_jax.options.common import Start, chosen
 from fdg_jax.options.fields import spelled, words, written
-from fdg_jax.options.file import Setting
 from fdg_jax.runs import locking, reading, run_files
 
 TABLE, SEED, MOST = "sweep.md", "seed", 1000

@@ -18,7 +18,7 @@ from fdg_jax.machine.signals import Signals
 STAND_IN = """
 import json, sys
 from pathlib import Path
-from fdg_jax import cli, sweep
+from fdg_jax import cli
 from fdg_jax.config import FIELDS
 
 options, given = cli.parse(sys.argv[1:], "command")
