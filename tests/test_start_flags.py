@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import mock
 
@@ -97,7 +98,7 @@ def work():
 
 def test_a_profile_traces_so_many_batches_once_nothing_compiles(tmp_path):
     said = []
-    profile = Profile(2, tmp_path, lambda do: do(), said.append)
+    profile = Profile(2, tmp_path, nullcontext, said.append)
     for may_compile in (True, False, False, False):
         profile.before_dispatch(1, may_compile)
         assert profile.on is (not may_compile and profile.traced <= 2 and not said)
@@ -111,7 +112,7 @@ def test_a_profile_traces_so_many_batches_once_nothing_compiles(tmp_path):
 
 
 def test_a_session_that_only_compiles_has_no_profile_and_says_so(tmp_path, capsys):
-    profile = Profile(2, tmp_path, lambda do: do(), print)
+    profile = Profile(2, tmp_path, nullcontext, print)
     profile.before_dispatch(1, True)
     profile.after_dispatch()
     profile.close()
