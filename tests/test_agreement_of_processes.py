@@ -14,7 +14,7 @@ from fdg_jax.engine.unfinished import MESSAGE, UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.signals import Stopped
 from fdg_jax.options.common import Joining
-from fdg_jax.training import processes, watchdog
+from fdg_jax.training import policies, processes
 from fdg_jax.training.processes import Elsewhere, JoinedPeers, Silent
 
 
@@ -150,9 +150,9 @@ class Awaited:
 
     def __init__(self, monkeypatch, tmp_path, timeout=100.0):
         self.ended = []
-        monkeypatch.setattr(watchdog.os, "_exit", self.ended.append)
+        monkeypatch.setattr(policies.os, "_exit", self.ended.append)
         self.unfinished = UnfinishedOperations()
-        self.dog = watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, [0, 1], 0)
+        self.dog = policies.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, [0, 1], 0)
         self.now = self.dog.looked
         self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
 

@@ -29,8 +29,7 @@ from fdg_jax.errors import reason
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import incidents
 from fdg_jax.runs.progress import Progress, count, per_second
-from fdg_jax.training import watchdog
-from fdg_jax.training.policies import NonFinitePolicy, Saving
+from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Record, Run
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
@@ -53,7 +52,7 @@ class Loop:
         # within a tick only, and a dispatch may be many ticks.
         self.in_dispatch = False
         self.in_flight = self.pipeline.watch() if o.stall_seconds or not alone else None
-        self.watchdog = watchdog.of_job(self.job, self.in_flight, run.path) if self.in_flight else None
+        self.watchdog = watchdog(self.job, self.in_flight, run.path) if self.in_flight else None
         self.feed = feed(self.job.dataset, o, self.job.steps, signals.check if alone else lambda: None)
         self.clock = ThroughputClock(self.pipeline, self.record, o)
         self.transform = self.job.dataset.test_transform()
@@ -107,7 +106,7 @@ class Loop:
 
     def dispatch(self) -> None:
         """Enters the next batches into the pipeline: as many as one dispatch takes."""
-        with watchdog.waiting(self.in_flight, "L", self.record.step + 1):
+        with waiting(self.in_flight, "L", self.record.step + 1):
             work = self.feed.next(self.record.step)
         may_compile = self.clock.before_dispatch(work.shape)
         self.profile.before_dispatch(work.shape[0], may_compile)
