@@ -10,7 +10,7 @@ The batches are a function of (seed, step) alone, so that a run which is resumed
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -29,8 +29,7 @@ from fdg_jax.errors import reason
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import incidents
 from fdg_jax.runs.progress import Progress, count, per_second
-from fdg_jax.training import watchdog
-from fdg_jax.training.policies import NonFinitePolicy, Saving
+from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Record, Run
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
@@ -53,7 +52,7 @@ class Loop:
         # within a tick only, and a dispatch may be many ticks.
         self.in_dispatch = False
         self.in_flight = self.pipeline.watch() if o.stall_seconds or not alone else None
-        self.watchdog = watchdog.of_job(self.job, self.in_flight, run.path) if self.in_flight else None
+        self.watchdog = watchdog(self.job, self.in_flight, run.path) if self.in_flight else None
         self.feed = feed(self.job.dataset, o, self.job.steps, signals.check if alone else lambda: None)
         self.clock = ThroughputClock(self.pipeline, self.record, o)
         self.transform = self.job.dataset.test_transform()
@@ -107,7 +106,7 @@ class Loop:
 
     def dispatch(self) -> None:
         """Enters the next batches into the pipeline: as many as one dispatch takes."""
-        with watchdog.waiting(self.in_flight, "L", self.record.step + 1):
+        with waiting(self.in_flight, "L", self.record.step + 1):
             work = self.feed.next(self.record.step)
         may_compile = self.clock.before_dispatch(work.shape)
         self.profile.before_dispatch(work.shape[0], may_compile)
@@ -133,8 +132,12 @@ class Loop:
 
     def evaluate(self) -> None:
         """Evaluates, and saves a checkpoint if it is the best and wanted. Raises Stopped after a signal."""
-        self.clock.paused(self.evaluate_and_keep_best)
         record = self.record
+        with self.clock.paused():  # with the newest weights, whether or not batches are in flight
+            found = self.pipeline.evaluate(self.test_batches(), self.transform)
+            self.read_losses(wait=True)  # their lines come before the evaluation's, as they would without waiting
+            if record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
+                self.saving.save(best=True)
         self.progress.error = f"test error {record.error:.2f}%"
         measures = record.measures(record.test_loss).items()  # of text: bits per byte
         more = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
@@ -144,13 +147,6 @@ class Loop:
             f"training loss {loss}, {per_second(record.per_second(), record.unit)}, "
             f"learning rate {record.learning_rate(max(record.step, 1)):g}"
         )
-
-    def evaluate_and_keep_best(self) -> None:
-        """Evaluates with the newest weights, whether or not batches are in flight."""
-        found = self.pipeline.evaluate(self.test_batches(), self.transform)
-        self.read_losses(wait=True)  # their lines come before the evaluation's, as they would without waiting
-        if self.record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
-            self.saving.save(best=True)
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """The test examples, between which a signal is obeyed."""
@@ -171,7 +167,11 @@ class Loop:
             self.saving.check(last=True)
         except run_checkpoints.SaveFailed as error:  # the weights are lost, but their test error can still be reported
             failed = error
-        self.clock.paused(self.hash_and_drain)
+        with self.clock.paused():
+            state_sha256 = self.pipeline.state_sha256()
+            if self.options.drain:
+                self.saving.drained = True
+                self.pipeline.drain()
         self.read_losses(wait=True)
         self.record.late_refusals(self.pipeline.refused())
         self.record.last_line()
@@ -179,13 +179,7 @@ class Loop:
         if failed:
             raise failed
         self.record.flush()  # summary.json, which is written next, says that the run is finished: no line may be lost
-        return self.pipeline.parameters_sha256(), self.state_sha256
-
-    def hash_and_drain(self) -> None:
-        self.state_sha256 = self.pipeline.state_sha256()
-        if self.options.drain:
-            self.saving.drained = True
-            self.pipeline.drain()
+        return self.pipeline.parameters_sha256(), state_sha256
 
 
 class ThroughputClock:
@@ -240,12 +234,13 @@ class ThroughputClock:
         """Stops the clock without adding its time to the record, which has been set back to a checkpoint."""
         self.started = None
 
-    def paused(self, work: Callable[[], Any]) -> None:
-        """Calls `work`, which is no training, while the clock stands."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context for what is no training, during which the clock stands."""
         self.stop()
         self.pipeline.wait()
         with self.record.speed.pause():
-            work()
+            yield
 
 
 class Profile:
@@ -258,12 +253,12 @@ class Profile:
     Arguments:
         batches: to be traced; 0: none.
         run: the run directory.
-        paused: waits for the devices, and calls a function while no time of training is counted.
+        paused: waits for the devices, and gives a context in which no time of training is counted.
         say: prints a line.
     """
 
     def __init__(
-        self, batches: int, run: Path, paused: Callable[[Callable[[], Any]], None], say: Callable[[str], None]
+        self, batches: int, run: Path, paused: Callable[[], AbstractContextManager], say: Callable[[str], None]
     ):
         self.left, self.folder, self.paused, self.say = batches, run / PROFILE, paused, say
         self.traced, self.on = 0, False
@@ -273,7 +268,7 @@ class Profile:
         if self.left <= 0:
             return
         if not self.on and not may_compile:
-            self.paused(self.start)
+            self.start()
         if self.on:
             self.left -= batches
             self.traced += batches
@@ -281,23 +276,25 @@ class Profile:
     def after_dispatch(self) -> None:
         """Ends the trace after as many batches as were asked for."""
         if self.on and self.left <= 0:
-            self.paused(self.stop)
+            self.stop()
 
     def start(self) -> None:
-        try:
-            jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
-            self.on = True
-        except Exception as error:  # another profiler, of a debugger say, is at work
-            self.give_up(error)
+        with self.paused():
+            try:
+                jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
+                self.on = True
+            except Exception as error:  # another profiler, of a debugger say, is at work
+                self.give_up(reason(error))
 
     def stop(self) -> None:
         """Ends the trace and says where it is."""
         self.on = False
-        try:
-            jax.profiler.stop_trace()
-        except Exception as error:
-            self.give_up(error)
-            return
+        with self.paused():
+            try:
+                jax.profiler.stop_trace()
+            except Exception as error:
+                self.give_up(reason(error))
+                return
         found = sorted(self.folder.rglob(PERFETTO))
         where = found[-1] if found else self.folder
         batches = count(self.traced, "batch", "es")
@@ -306,14 +303,13 @@ class Profile:
     def close(self) -> None:
         """At the end of the session."""
         if self.on:
-            self.paused(self.stop)
+            self.stop()
         elif self.left > 0 and not self.traced:
             self.give_up("every batch of this session may have compiled programs, so none was traced")
 
-    def give_up(self, why: Exception | str) -> None:
+    def give_up(self, why: str) -> None:
         self.left = 0
-        fact = why if isinstance(why, str) else reason(why)
-        print(f"warning: --profile: {fact}. The run is not affected.", file=sys.stderr, flush=True)
+        print(f"warning: --profile: {why}. The run is not affected.", file=sys.stderr, flush=True)
 
 
 class Work(NamedTuple):

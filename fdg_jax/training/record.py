@@ -140,11 +140,6 @@ def raise_diverged(metrics: Metrics) -> None:
     raise Diverged(" and ".join(facts), metrics.step)
 
 
-def newly_refused(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
-    """Whether more updates have been refused than before. Both: the first refused update of each stage, 0 if none."""
-    return now != before and any(now)
-
-
 class Record:
     """The numbers of a run so far.
 
@@ -282,9 +277,9 @@ class Record:
             self.on_nonfinite(Metrics(self.step, 0.0, bad))
 
     def learn_refusals(self, bad: tuple[int, ...]) -> bool:
-        """Records the refused updates. Returns whether there are more than before."""
+        """Records the first refused update of each stage, 0 if none. Returns whether there are more than before."""
         known, self.bad = self.bad, bad
-        return newly_refused(known, bad)
+        return bad != known and any(bad)
 
     def line(self, step: int) -> None:
         """Writes a line of metrics.jsonl: the mean loss of the batches since the last line, up to batch `step`."""

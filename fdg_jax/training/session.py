@@ -66,14 +66,8 @@ def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
 
     Raises BadInput as `run_checkpoints.load_newest`.
     """
-    found = None
-
-    def choose() -> int | None:
-        nonlocal found
-        found = run_checkpoints.load_newest(root)
-        return None if found is None else int(found[1]["step"])
-
-    step = job.peers.from_zero(choose)
+    found = job.peers.on_all(lambda: run_checkpoints.load_newest(root) if job.peers.first else None)
+    step = job.peers.all_gather(found and int(found[1]["step"]))[0]
     if step is None:
         return None
     return job.peers.on_all(lambda: found or run_checkpoints.load(run_checkpoints.path_of(root, step)))

@@ -17,7 +17,7 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.experiments import cifar
 from fdg_jax.runs.incidents import STALLS
 from fdg_jax.training import loop
-from fdg_jax.training.watchdog import Watchdog
+from fdg_jax.training.policies import Watchdog
 
 K = 3
 
