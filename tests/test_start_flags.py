@@ -143,7 +143,7 @@ from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_internals
 checked = 0
-for words in [{"method": name} for name in methods.NAMES] + [{"correct": name} for name in corrections.NAMES]:
+for words in [{"method": name} for name in methods.names()] + [{"correct": name} for name in corrections.names()]:
     for weights in ("stashed", "current"):
         try:
             options.check(Config(K=3, weights=weights, **words), set())
