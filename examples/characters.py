@@ -61,7 +61,7 @@ def main():
         pipeline.step(batch(training))
         if step % max(1, steps // 4) == 0:
             losses = [one.loss for one in pipeline.losses(wait=True)]
-            print(f"step {step}: loss {np.mean(losses):.2f}")
+            print(f"step {step}: loss {np.mean(losses) / np.log(2):.2f} bits a character")
     pipeline.drain()
     found = pipeline.evaluate([batch(testing) for _ in range(20)])
     print(f"staleness {pipeline.staleness}, test loss {found.loss / np.log(2):.2f} bits a character")

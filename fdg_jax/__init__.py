@@ -19,7 +19,7 @@ _MODULE_OF = {
     "emulate_cpu": "transport.devices",
     "join_processes": "transport.joining",
     "load": "checkpoint.weights",
-    "load_run": "training.load_run",
+    "load_run": "training.trained",
     "load_weights": "checkpoint.weights",
     "save_weights": "checkpoint.weights",
 }
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fdg_jax.errors import BadInput
     from fdg_jax.stage.from_nnx import from_nnx
     from fdg_jax.stage.weighted import Weighted
-    from fdg_jax.training.load_run import load_run
+    from fdg_jax.training.trained import load_run
     from fdg_jax.transport.devices import emulate_cpu
     from fdg_jax.transport.joining import join_processes
 

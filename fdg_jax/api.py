@@ -17,19 +17,19 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint import weights
 from fdg_jax.checkpoint.state import check_finite, check_state
 from fdg_jax.checkpoint.weights import HASH
-from fdg_jax.checks.arguments import check_read_behind
+from fdg_jax.checks.arguments import OF_PIPELINE
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, check_inputs, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
 from fdg_jax.corrections.interface import CorrectionSpec
 from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.engine.evaluate import Evaluation
-from fdg_jax.engine.first_nonfinite import Nonfinite
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
-from fdg_jax.engine.interface import Engine, Problem
+from fdg_jax.engine.interface import Engine, Nonfinite, Problem
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import checked
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
@@ -111,12 +111,11 @@ class Pipeline:
             preprocess=preprocess, guard=guard, norms=gradient_norms, options={"order": order, **options}, cut=split,
             K=K,
         )  # fmt: skip
-        check_read_behind(read_behind)
         plan = given.plan
         self.K, self.method, self.schedule = given.K, plan.method, plan.schedule
         self.beta, self.weights, self.corrections = given.beta, plan.weights, plan.corrections
         self.devices, self.places = given.devices, given.places
-        self.engine_name, self._read_behind = engine, read_behind
+        self.engine_name, self._read_behind = engine, checked(OF_PIPELINE["read_behind"], read_behind)
         self._engine: Engine | None = None
 
     def init(

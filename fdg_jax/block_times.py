@@ -13,11 +13,10 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -27,14 +26,15 @@ from fdg_jax import layers, recipe
 from fdg_jax.layers import convolution
 from fdg_jax.machine import facts, huge_pages, kept_times, programs
 from fdg_jax.machine.stderr import Progress
-from fdg_jax.stage import functions, shapes
-from fdg_jax.stage.alike import Kinds
+from fdg_jax.split import of_each_kind
+from fdg_jax.stage import functions
+from fdg_jax.stage.shapes import describe
+from fdg_jax.stage.tracing import trace_module
 from fdg_jax.stage.update import UpdateRule
 
 ROUNDS, WHAT = 5, "block times"
 
 Step = Callable[[], float]
-T = TypeVar("T")
 
 
 def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float]:
@@ -61,18 +61,6 @@ def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, r
     return [statistics.median(taken[step]) for step in steps]
 
 
-def of_each_kind(
-    blocks: Sequence[nn.Module], x: Any, find: Callable[[nn.Module, Any, bool], tuple[T, Any]]
-) -> Iterator[T]:
-    """For each block what find(block, x, first) says of it, beside the shape of what the block gives; it is asked once
-    for blocks that are alike. first: it is block 0, whose input needs no gradient."""
-    kinds = Kinds[tuple[T, Any]]()
-    for number, block in enumerate(blocks):
-        case = block, x, number == 0
-        found, x = kinds.of(block, (number == 0, shapes.describe(x)), partial(find, *case))
-        yield found
-
-
 class Programs(NamedTuple):
     """What a stage would run for a block: forward(params, extra, x, None), backward(closure, params, x, dy) and
     update(params, momentum, grads); the shapes of their arguments, and of what the block gives."""
@@ -89,17 +77,17 @@ class Programs(NamedTuple):
 
 def programs_of(block: nn.Module, x: Any, first: bool) -> Programs:
     """first: it is block 0, whose input needs no gradient."""
-    seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
+    seen = trace_module(block, functions.DEFAULT_COMPUTE, x)
     made, rule = functions.functions(block, compute=seen.compute), UpdateRule(recipe.paper_sgd(0.1))
-    params, extra = shapes.state_shapes(seen.variables, seen.draws)
-    momentum = jax.eval_shape(rule.optimizer.init, params)
-    messages, _, closure = jax.eval_shape(made.forward, params, extra, x, None)
+    momentum = jax.eval_shape(rule.optimizer.init, seen.params)
+    messages, _, closure = jax.eval_shape(made.forward, seen.params, seen.extra, x, None)
 
     def gradients(closure, params, x, dy):
         grads, dx = made.backward(closure, params, x, dy)
         return grads, None if first else dx
 
-    return Programs(made.forward, gradients, rule.new_weights, params, extra, momentum, closure, messages["x"])
+    shapes = seen.params, seen.extra, momentum, closure, messages["x"]
+    return Programs(made.forward, gradients, rule.new_weights, *shapes)
 
 
 def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]:
@@ -152,7 +140,7 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
         "blocks": program_texts(blocks, x),
-        "input": shapes.describe(x),
+        "input": describe(x),
         "device": device.device_kind,
         **(where if device.platform == "cpu" else {}),
         "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax")},

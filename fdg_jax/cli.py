@@ -21,6 +21,14 @@ ABOUT = (
 )
 
 
+# What --help shows.
+EVERYDAY = (
+    "method", "K", "beta", "correct", "model", "dataset", "epochs", "batch_size", "learning_rate", "run_dir", "resume",
+    "dry_run",
+)  # fmt: skip
+EVERYDAY_TEXT = tuple({"beta": "optimizer", "dataset": "text"}.get(name, name) for name in EVERYDAY)
+
+
 class Program(NamedTuple):
     """A training command: what it is called, and where it differs from `cifar`."""
 
@@ -60,7 +68,7 @@ class CommandLine(NamedTuple):
 
 
 def parse(arguments: Sequence[str], program: Program | str) -> tuple[Config, frozenset[str]]:
-    """Reads a command line. --help prints and leaves with SystemExit(0).
+    """Reads a command line. --help and --help-all print and leave with SystemExit(0).
 
     Arguments:
         arguments: the words after the command's name.
@@ -80,8 +88,11 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
     if config.UNREADABLE:
         raise config.UNREADABLE
     refuse_retired(arguments)
-    wants_help = any(word in ("-h", "--help") for word in arguments)  # whatever else is wrong
-    given = vars(parser(program).parse_args(["--help"] if wants_help else arguments))
+    if "--help-all" in arguments:  # whatever else is wrong
+        parser(program).parse_args(["--help"])
+    if "-h" in arguments or "--help" in arguments:
+        short_parser(program).parse_args(["--help"])
+    given = vars(parser(program).parse_args(arguments))
     joining = {name: given.pop(name) for name in OF_JOINING if name in given}
     started = {name: given.pop(name) for name in OF_START if name in given}
     start = Start(**{**started, "sweep": tuple(started.get("sweep", ()))})
@@ -127,31 +138,54 @@ def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
 
 def parser(program: Program) -> Parser:
     """Reads every flag into the option of its name; flags that were not given leave nothing behind."""
-    made = Parser(
+    made = empty_parser(program)
+    for group, about in GROUPS.items():
+        box = made.add_argument_group(title(group), about)
+        for option in of_group(group):
+            add(box, option, program)
+    return made
+
+
+def short_parser(program: Program) -> Parser:
+    """Prints the flags that most people need."""
+    made, every = empty_parser(program), {**FIELDS, **OF_JOINING, **OF_START}
+    box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(every)} by group.")
+    for name in EVERYDAY_TEXT if trains_text(program) else EVERYDAY:
+        add(box, every[name], program)
+    return made
+
+
+def empty_parser(program: Program) -> Parser:
+    """A parser with what stands before and behind the flags."""
+    return Parser(
         prog=program.command,
-        usage="%(prog)s [-h] [OPTIONS]",
+        usage="%(prog)s [-h] [--help-all] [OPTIONS]",
         description=ABOUT.format(program.trains),
         argument_default=argparse.SUPPRESS,
         epilog=examples(program),
     )
+
+
+def title(group: str) -> str:
+    """What a group of flags is called."""
     titles = {"others": "options of other methods", "processes": "several processes", "start": "this start"}
-    for group, about in GROUPS.items():
-        box = made.add_argument_group(titles.get(group, f"{group} options"), about)
-        for option in {**FIELDS, **OF_JOINING, **OF_START}.values():
-            if option.group == group:
-                add(box, option, program)
-    return made
+    return titles.get(group, f"{group} options")
+
+
+def of_group(group: str) -> list[Option]:
+    """The options of a group."""
+    return [option for option in {**FIELDS, **OF_JOINING, **OF_START}.values() if option.group == group]
+
+
+def trains_text(program: Program) -> bool:
+    """Whether a command trains on text."""
+    return bool(program.datasets) and data.unit(program.datasets[0]) == "tokens"
 
 
 def add(box: Any, option: Option, program: Program) -> None:
     """Adds the flag of an option to its group."""
-    name, kind = option.name, parts(option.kind)[0]
-    optimizer = program.defaults.get("optimizer", FIELDS["optimizer"].default)
-    default = {**own_defaults(optimizer), **program.defaults}.get(name, option.default)
-    text = listed(program.help.get(name, option.help), program)
-    shown = "none" if default is None else "off" if default is False and name in OF_START else default
-    text = f"{text} (default: {option.shown or shown})"
-    flag, about = spelled(name), {"dest": name, "help": text.replace("%", "%%")}
+    name, kind, default = option.name, parts(option.kind)[0], default_of(option, program)
+    flag, about = spelled(name), {"dest": name, "help": explained(option, program).replace("%", "%%")}
     about |= {} if kind is bool else {"metavar": metavar(option)}
     if name == "resume":
         box.add_argument(flag, nargs="?", const=True, type=auto, **about, metavar="auto")
@@ -163,6 +197,19 @@ def add(box: Any, option: Option, program: Program) -> None:
     else:
         made = box.add_argument(flag, type=lambda word: from_word(word, option.kind), **about)
         made.example = option.metavar if default is None else default
+
+
+def default_of(option: Option, program: Program) -> Any:
+    """The default of an option in a command."""
+    optimizer = program.defaults.get("optimizer", FIELDS["optimizer"].default)
+    return {**own_defaults(optimizer), **program.defaults}.get(option.name, option.default)
+
+
+def explained(option: Option, program: Program) -> str:
+    """What an option does, and its default."""
+    default, text = default_of(option, program), listed(program.help.get(option.name, option.help), program)
+    shown = "none" if default is None else "off" if default is False and option.name in OF_START else default
+    return f"{text} (default: {option.shown or shown})"
 
 
 class Joined(argparse.Action):
@@ -211,7 +258,7 @@ def listed(text: str, program: Program) -> str:
 
 def examples(program: Program) -> str:
     """The end of --help: a few commands as a person types them."""
-    text = bool(program.datasets) and data.unit(program.datasets[0]) == "tokens"
+    text = trains_text(program)
     if not program.datasets:
         first = {"--dataset digits --model resnet8 --epochs 2": "a first run, in a minute, without a download"}
     else:

@@ -4,14 +4,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fdg_jax.machine import output
+from fdg_jax.machine import compile_cache, output
 from fdg_jax.options.parser import Parser
 from fdg_jax.training import command
-
-if TYPE_CHECKING:
-    from fdg_jax.training.trained import Trained
+from fdg_jax.training.trained import Trained, read
 
 EPILOG = """Without --checkpoint the weights of a finished run are those of its end, whose numbers summary.json has: the
 batches that its last checkpoint has in flight are used first. Of a run that is not finished, and with --checkpoint,
@@ -31,15 +28,12 @@ def parser(name: str, does: str) -> Parser:
     return made
 
 
-def trained(given: Namespace) -> "Trained":
+def trained(given: Namespace) -> Trained:
     """The weights that a command line names; prints what they are. Raises BadInput."""
-    from fdg_jax.machine import compile_cache
-    from fdg_jax.training import load_run
-
     compile_cache.enable()
     which = given.checkpoint
     which = int(which) if which is not None and which.isdecimal() else which
-    found, remark = load_run.read(Path(given.run), which, given.data_dir)
+    found, remark = read(Path(given.run), which, given.data_dir)
     if remark:
         print(f"warning: {remark}", file=sys.stderr)
     o = found.options

@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # The command with shorter times; its parent ignores the ends of its children, which the command must not inherit.
 QUICK = """
 import os, signal, sys
-from fdg_jax.launch import __main__, group, lines
+from fdg_jax import launch
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-group.KILL_SECONDS = group.LAST_LINES_SECONDS = lines.PATIENCE_SECONDS = 0.3
-__main__.FIRST_WAIT_SECONDS = 0.1
-os._exit(__main__.main(sys.argv[1:]))
+launch.KILL_SECONDS = launch.LAST_LINES_SECONDS = launch.PATIENCE_SECONDS = 0.3
+launch.FIRST_WAIT_SECONDS = 0.1
+os._exit(launch.main(sys.argv[1:]))
 """
 # What every process begins with: its number `me`, and `ready`, which prints the numbers of its processes.
 CHILD = """

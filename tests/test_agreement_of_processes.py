@@ -14,9 +14,8 @@ from fdg_jax.engine.unfinished import MESSAGE, UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.signals import Stopped
 from fdg_jax.options.common import Joining
-from fdg_jax.training import joined, watchdog
-from fdg_jax.training.joined import JoinedPeers
-from fdg_jax.training.peers import Elsewhere, Silent
+from fdg_jax.training import policies, processes
+from fdg_jax.training.processes import Elsewhere, JoinedPeers, Silent
 
 
 class Board:
@@ -111,7 +110,7 @@ def test_other_settings_are_named_with_both_values():
 
 
 def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(joined, "LATE_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "LATE_SECONDS", 0.05)
     board: Any = Board()
     with pytest.raises(Silent, match=r"process 1 has not answered for"):
         JoinedPeers(0, 2, 0.08, board).all_gather("here")
@@ -138,9 +137,9 @@ class Awaited:
 
     def __init__(self, monkeypatch, tmp_path, timeout=100.0):
         self.ended = []
-        monkeypatch.setattr(watchdog.os, "_exit", self.ended.append)
+        monkeypatch.setattr(policies.os, "_exit", self.ended.append)
         self.unfinished = UnfinishedOperations()
-        self.dog = watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, lambda k: k - 1, 0)
+        self.dog = policies.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, [0, 1], 0)
         self.now = self.dog.looked
         self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
 

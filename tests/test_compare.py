@@ -33,6 +33,15 @@ def test_runs_that_differ_in_their_seed_are_one_row_with_median_and_range(tmp_pa
     assert found.groups[1].differs == {"method": "bp", "K": 1} and found.common["momentum"] == 0.9
 
 
+def test_a_row_is_compared_with_the_first_one_seed_by_seed(tmp_path):
+    first = [made(tmp_path, f"a{i}", error, seed=i) for i, error in enumerate((30.0, 32.0, 31.0))]
+    others = [made(tmp_path, f"b{i}", error, seed=i, beta=0.5) for i, error in enumerate((31.0, 34.0, 34.0))]
+    found = compared(*first, *others, made(tmp_path, "bp", 40.0, method="bp", K=1))
+    name = "fdg, K=2, beta=0.5 against fdg, K=2"  # 1, 2, 3 points: deviation 1, 4.30265 / sqrt(3) = 2.48
+    assert found.verdict[0] == f"{name}: +2.00 (-0.48 to +4.48) points of test error, 1.00 times its images/s."
+    assert found.verdict[1].startswith("bp, K=1 against fdg, K=2: +10.00 points of test error (1 seed), ")
+
+
 @pytest.mark.parametrize("other", [{"steps": 100}, {"text": "code.py"}])
 def test_runs_of_another_length_or_text_are_another_row(other, tmp_path):
     found = compared(made(tmp_path, "a"), made(tmp_path, "b", 40.0, seed=1, **other))
@@ -160,9 +169,11 @@ def test_the_page_asks_for_nothing_and_names_that_hold_html_stay_text(tmp_path):
     text = comparison.page(found._replace(common={**found.common, "model": note}))
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
     assert "http" not in text.replace("http-equiv", "") and "url(" not in text.replace("url(#", "")
-    assert text.count('<svg class="chart"') == 2 * 3  # test error and loss; over batches, examples and time
+    assert text.count('<svg class="chart"') == 2 * 2  # test error and loss; over batches and time
+    other_size = comparison.page(compared(paths[0], made(tmp_path, "d", batch_size=64)))
+    assert other_size.count('<svg class="chart"') == 2 * 3  # over examples, too
     unfinished = comparison.page(compared(made(tmp_path, "c", None)))  # no speed is known
-    assert unfinished.count('<svg class="chart"') == 2 * 2 and unfinished.count("nothing measured") == 2
+    assert unfinished.count('<svg class="chart"') == 2 * 1 and unfinished.count("nothing measured") == 2
 
 
 @pytest.mark.parametrize(

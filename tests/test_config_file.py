@@ -8,7 +8,6 @@ from fdg_jax import cli, config_file
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS, OF_JOINING, OF_START, Config
 from fdg_jax.errors import BadInput
-from fdg_jax.options import file
 
 SAME = {
     "a.toml": 'K = 3\nbeta = 0.5\ntrain-size = 7\nsplit = 3\ndrain = false\nlearning_rate = 1e-3\nwarmup = "on"\n',
@@ -81,7 +80,7 @@ def test_what_is_wrong_is_named_with_its_line(name, text, said, tmp_path):
 
 def test_what_is_no_file_is_refused(tmp_path):
     (tmp_path / "folder.toml").mkdir()
-    (tmp_path / "large.toml").write_bytes(b"#" * (file.MOST_BYTES + 1))
+    (tmp_path / "large.toml").write_bytes(b"#" * (config_file.MOST_BYTES + 1))
     (tmp_path / "latin.toml").write_bytes(b"model = '\xe9'")
     said = {"folder": "is not a file", "large": "bytes", "latin": "not text in UTF-8", "nowhere": "No such file"}
     for name, words in said.items():

@@ -105,8 +105,37 @@ def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_thro
     else:
         assert np.abs(found - exact).max() > 0.1
         says = r"keeps float32\[1, 8\], made of its weights \['.*'\] alone, .* fdg_jax.layers.BatchNorm for a batch"
-        says = r"keeps float32\[8, 8\], made of its weights" if isinstance(layer, nn.WeightNorm) else says
+        says = r"keeps float32\[1, 8\], made of its weights" if isinstance(layer, nn.WeightNorm) else says
         refused(rf"stage k=1 \(\w+\) {says}", stages=stages, weights="current")
+
+
+class Branching(nn.Module):
+    """Which of its cast kernels it keeps depends on the inputs."""
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", nn.initializers.normal(), (8, 8))
+        return jax.lax.cond(x.sum() > 0, lambda x: x @ (2 * kernel), lambda x: x @ (3 * kernel), x)
+
+
+class Looping(nn.Module):
+    """Multiplies by a vector of weights in every step of a loop."""
+
+    @nn.compact
+    def __call__(self, x):
+        scan = nn.scan(Step, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return scan()(x, None)[0]
+
+
+class Step(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x * self.param("scale", nn.initializers.ones, (8,)), None
+
+
+def test_what_is_kept_is_found_in_branches_and_loops_too():
+    refused(r"keeps float32\[8, 8\], .*\['kernel'\]", stages=[Branching(), nn.Dense(5)], weights="current")
+    refused(r"keeps float32\[3, 1, 8\], .* alone", stages=[Looping(), nn.Dense(5)], weights="current")
 
 
 class Everything(nn.Module):

@@ -19,12 +19,11 @@ from experiments import __main__ as overview
 from experiments import cifar10_short, table3
 from experiments.harness import result_files, run_table, table_command
 from experiments.harness.run_table import RESULTS, ROOT
-from fdg_jax import cli
+from fdg_jax import cli, sweep
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, language_model, tiny_imagenet
-from fdg_jax.training import child_runs
 
 TABLE = cifar10_short.TABLE
 NAMES = [run.name for run in TABLE.runs]
@@ -154,7 +153,7 @@ def stand_in(monkeypatch):
             return ["python", "-c", STAND_IN, *told, *(["--resume"] * resume)]
 
         monkeypatch.setattr(table_command, "command", command)
-        monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
 
     return use
 

@@ -69,7 +69,7 @@ def test_what_was_measured_is_kept_until_asked_again_and_what_was_not_is_tried_a
 
 
 def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(estimate.child_runs, "cores_for", lambda jobs: [None] * jobs)
+    monkeypatch.setattr(estimate.sweep, "cores_for", lambda jobs: [None] * jobs)
     told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*-bp-*", "--jobs", "3"]
     assert table_command.main(table3.TABLE, [*told, "--seconds-per-step", "0.5"]) == 0
     assert "total: 16.3 hours of training, 3 at a time" in capsys.readouterr().out  # 3 * 117,300 * 0.5 / 3 s

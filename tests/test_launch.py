@@ -7,7 +7,7 @@ import time
 import pytest
 from launched import GRANDCHILD, QUICK, STUBBORN, WAIT, Launched
 
-from fdg_jax.launch.__main__ import resuming
+from fdg_jax.launch import resuming
 
 pytestmark = pytest.mark.usefixtures("without_nohup")
 
@@ -132,5 +132,5 @@ def test_restarts_come_to_an_end_and_a_signal_ends_the_wait_before_one():
 
 
 def test_a_resume_that_was_asked_for_is_not_asked_for_twice():
-    assert resuming(["-m", "x"]) == ("-m", "x", "--resume", "auto")
-    assert resuming(["x", "--resume"]) == ("x", "--resume") and resuming(["--resume=auto"]) == ("--resume=auto",)
+    assert resuming(["-m", "x"]) == ["-m", "x", "--resume", "auto"]
+    assert resuming(["x", "--resume"]) == ["x", "--resume"] and resuming(["--resume=auto"]) == ["--resume=auto"]

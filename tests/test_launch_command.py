@@ -11,8 +11,8 @@ import jax
 import pytest
 from launched import CHILD, ROOT, Launched
 
-from fdg_jax.launch import lines
-from fdg_jax.launch.__main__ import main, shares, stages_of
+from fdg_jax import launch
+from fdg_jax.launch import lines, main, shares, stages_of
 from fdg_jax.transport import devices
 
 # What the processes are given and what they print
@@ -54,9 +54,9 @@ def test_every_process_gets_its_flags_and_every_line_its_process():
 )
 def test_lines_are_whole_however_they_arrive(arrived, expected, monkeypatch):
     left = [*arrived, b""]
-    monkeypatch.setattr(lines.os, "read", lambda *_: left.pop(0))
+    monkeypatch.setattr(launch.os, "read", lambda *_: left.pop(0))
     with Path(os.devnull).open("rb") as pipe:
-        assert list(lines.lines(pipe)) == expected
+        assert list(lines(pipe)) == expected
 
 
 def test_processes_go_on_without_a_reader_of_their_output(tmp_path):

@@ -18,7 +18,7 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.weights import HASH
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.training import load_run
+from fdg_jax.training import trained as load_run
 from fdg_jax.training.trained import Inputs, Trained, network_shapes
 
 DATA = batches(4)

@@ -18,6 +18,7 @@ from fdg_jax.experiments import imagenet, tiny_imagenet
 from fdg_jax.machine import terminal
 from fdg_jax.options.fields import spelled
 from fdg_jax.training import command, opening
+from fdg_jax.training.record import Run
 
 LINES = [
     "method     fdg with K=2, order=backward-first, accumulate=1, accumulation=sum, beta=1.0, weights=stashed, seed 0",
@@ -109,7 +110,7 @@ def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", stdout())
     monkeypatch.setattr(opening, "lines", lambda *_: LINES)
-    opening.tell(None, Path("/somewhere"), [], resumed=False)  # type: ignore[arg-type]
+    opening.tell(Run(None, Path("/somewhere"), None, resumed=False, fresh=True), [])  # type: ignore[arg-type]
     lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= longest and lines[-2:] == ["run        /somewhere", "compiling..."]
     assert (len(lines) == len(LINES) + 2) == (stdout is io.StringIO)

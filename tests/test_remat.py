@@ -8,8 +8,8 @@ import pytest
 from small import CLASSES, CurrentPart, Part, batches, close, fed, parts, pipeline
 from stages_of_layers import ROUNDING, Dropped
 
+from fdg_jax.checks.plan import recomputing
 from fdg_jax.errors import BadInput
-from fdg_jax.stage import remat
 
 
 class Spread(nn.Module):
@@ -59,10 +59,10 @@ def test_a_stash_shrinks_to_its_input():
 
 def test_stages_are_named_by_number_or_all_at_once():
     for value, found in {"none": (), "all": (1, 2, 3), "1, 3": (1, 3), (2,): (2,)}.items():
-        assert remat.parse(value, 3) == frozenset(found)
+        assert recomputing(value, 3) == frozenset(found)
     for value, says in {"some": "neither none, all nor stage numbers", "1,4": "no stage k=4. With K=3 use"}.items():
         with pytest.raises(BadInput, match=says):
-            remat.parse(value, 3)
+            recomputing(value, 3)
 
 
 def test_activations_are_not_computed_again_at_other_weights():

@@ -8,10 +8,10 @@ import pytest
 
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.report import report_page
-from fdg_jax.runs import run_files, tensorboard
+from fdg_jax.runs import run_files
 from fdg_jax.runs.progress import per_second
 from fdg_jax.training import lifecycle
-from fdg_jax.training.record import Diverged, Record
+from fdg_jax.training.record import Diverged, Record, RunLog
 
 
 def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
@@ -86,19 +86,19 @@ def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
 
 
 def test_tensorboards_curves_end_where_they_cannot_be_written_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
-    curves = tensorboard.Scalars(tmp_path, 3)
-    curves.add(4, {"train/loss": 1.5, "test/loss": None})
-    (file,) = tmp_path.iterdir()
+    log = RunLog(tmp_path, step=3, tensorboard=True)
+    log.append({"step": 4}, {"train/loss": 1.5, "test/loss": None})
+    (file,) = (tmp_path / "tensorboard").iterdir()
     content = file.read_bytes()
     assert b"train/loss" in content and b"test/loss" not in content  # there at once
     full = mock.Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr(curves.writer, "flush", full)
+    monkeypatch.setattr(log.board.clients["TensorBoard"].writer, "flush", full)
     for step in range(5, 50):
-        curves.add(step, {"train/loss": 1.0})
-    curves.close()
+        log.append({"step": step}, {"train/loss": 1.0})
+    log.close()
     assert full.call_count == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "curves end here, they cannot be written: No space left on device" in err
+    assert err.count("\n") == 1 and "the curves in TensorBoard end here: No space left on device" in err
 
 
 def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):

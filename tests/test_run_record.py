@@ -17,14 +17,13 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import reading, run_files, thinning
-from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import command, lifecycle, loop, session
-from fdg_jax.training.peers import Peers
-from fdg_jax.training.record import Record
+from fdg_jax.training.processes import Peers
+from fdg_jax.training.record import Record, Run, RunLog
 
 
 def test_metrics_are_on_disk_line_by_line(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log = RunLog(tmp_path)
     log.append({"step": 1, "train_loss": 2.0})
     assert run_files.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "train_loss": 2.0}]
     log.append({"step": 2, "train_loss": float("nan")})
@@ -55,7 +54,7 @@ def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tm
 def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    log = MetricsLog(path, keep_lines=2)
+    log = RunLog(tmp_path, 2)
     log.append({"step": 3, "again": True})
     log.close()
     assert [event["step"] for event in run_files.read_metrics(path)] == [1, 2, 3]
@@ -153,7 +152,7 @@ def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
 
 def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
     stored_run(tmp_path)
-    stopped = lifecycle.Run(SimpleNamespace(peers=Peers()), tmp_path, None, "again")  # type: ignore[arg-type]
+    stopped = Run(SimpleNamespace(peers=Peers()), tmp_path, None, True, False, again="again")  # type: ignore[arg-type]
     assert lifecycle.end(Stopped(signal.SIGINT), stopped) == 130
     out = capsys.readouterr().out
     assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
@@ -189,7 +188,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     monkeypatch.setattr(run_checkpoints, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(loop.Loop, "train", lambda self: None)
     monkeypatch.setattr(loop.Loop, "finish", lambda self: ("", ""))
-    session.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
+    session.train(session.begin(job, tmp_path, resume=True), Signals())
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small import batches, pipeline
 
 from fdg_jax import methods
-from fdg_jax.checks import schedules
+from fdg_jax.checks.plan import check_schedule
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
@@ -58,7 +58,7 @@ def test_every_method_has_a_valid_schedule_whose_drawing_explains_it(name):
     for K in (1, 2, 3, 4, 8):
         schedule = method.schedule(K)
         validate(schedule, 4 * K + 3)
-        schedules.check(method, schedule)
+        check_schedule(method, schedule)
         drawing, _, legend = summary.describe(schedule, words=method.words).split("\n\n")
         rows = drawing.splitlines()[1:]
         for op in schedule.tick(4 * K + 2, None):
@@ -94,7 +94,7 @@ WRONG = [
 def test_a_schedule_that_contradicts_itself_is_refused_in_one_sentence_with_stage_and_numbers():
     for schedule, says in WRONG:
         with pytest.raises(BadInput, match=re.escape(says)) as refused:
-            schedules.check(Method("mine", "", bp), schedule)
+            check_schedule(Method("mine", "", bp), schedule)
         said = str(refused.value)
         assert said.startswith("method mine: ") and "\n" not in said
         assert said.endswith("Correct the schedule in fdg_jax/methods/mine.py.")

@@ -9,12 +9,11 @@ import time
 
 import pytest
 
-from fdg_jax import cli
+from fdg_jax import cli, sweep
 from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, imagenet
 from fdg_jax.machine.signals import Signals
-from fdg_jax.training import child_runs, sweep
 
 STAND_IN = """
 import json, sys
@@ -47,7 +46,7 @@ def stand_in(monkeypatch, tmp_path):
         return ["-c", STAND_IN, *real(*arguments)[2:]]
 
     monkeypatch.setattr(sweep, "command", command)
-    monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
     return tmp_path / "runs"
 
 
@@ -113,7 +112,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("told", REFUSED, ids=range(len(REFUSED)))
 def test_what_cannot_be_is_refused_before_the_first_run(told, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(child_runs, "start", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a run was started"))
     assert cifar.main([*told.split(), "--run-dir", str(tmp_path / "runs")]) == 2
     err = capsys.readouterr().err
     assert REFUSED[told] in err and err.count("\n") == 1 and not (tmp_path / "runs").exists()
@@ -127,7 +126,7 @@ def test_seeds_need_a_directory_that_holds_no_run_itself(tmp_path, capsys):
 
 
 def test_a_dry_run_lists_the_commands_and_starts_none(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(child_runs, "start", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a run was started"))
     assert cifar.main(["--sweep", "beta=0.5,1", "--dry-run", "--quiet", "--run-dir", str(tmp_path / "runs")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and lines[0].endswith(f"--beta 0.5 --run-dir {tmp_path}/runs/beta0.5 --resume auto")
@@ -150,7 +149,7 @@ def test_runs_are_made_once_and_their_results_are_a_table(stand_in, capsys):
 
 
 def test_the_table_has_a_row_for_each_value_also_where_seeds_are_swept_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "test_error", lambda path: float(path.name.removeprefix("seed")[0]))
+    monkeypatch.setattr(sweep, "final_error", lambda path: float(path.name.removeprefix("seed")[0]))
     sweep.tell(combinations("--sweep seed=0,1,5 beta=0.5,1"), tmp_path)
     assert [line.replace(" ", "") for line in (tmp_path / "sweep.md").read_text().splitlines()[2:4]] == [
         "|0.5|3of3|1.00|0.00|5.00|", "|1|3of3|1.00|0.00|5.00|",
@@ -189,7 +188,7 @@ def test_swept_optimizers_and_methods_have_their_own_values_and_not_those_of_the
 
 
 def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
 
     def refused():
         raise BadInput("no such thing")
@@ -198,9 +197,9 @@ def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
         "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); print('up', flush=True); "
         "signal.pause()"
     )
-    first = child_runs.Planned("first", tmp_path / "first.log", lambda: (["-c", code], "started"))
-    second = child_runs.Planned("second", tmp_path / "second.log", refused)
-    started, start = [], child_runs.start
+    first = sweep.Planned("first", tmp_path / "first.log", lambda: (["-c", code], "started"))
+    second = sweep.Planned("second", tmp_path / "second.log", refused)
+    started, start = [], sweep.start
 
     def noted(*arguments):
         started.append(start(*arguments))
@@ -208,10 +207,10 @@ def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
             time.sleep(0.01)
         return started[-1]
 
-    monkeypatch.setattr(child_runs, "start", noted)
-    monkeypatch.setattr(child_runs, "cores_for", lambda jobs: [None] * jobs)
+    monkeypatch.setattr(sweep, "start", noted)
+    monkeypatch.setattr(sweep, "cores_for", lambda jobs: [None] * jobs)
     with pytest.raises(BadInput, match="no such thing"):
-        child_runs.make_all([first, second], 2, Signals())
+        sweep.make_all([first, second], 2, Signals())
     assert [one.process.returncode for one in started] == [3]
 
 
@@ -228,7 +227,7 @@ def test_runs_beside_each_other_leave_gpu_memory_to_the_others_unless_told_other
     if told:
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", told)
     asks = "import os; print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))"
-    planned = child_runs.Planned("one", tmp_path / "one.log", lambda: (["-c", asks], "started"))
+    planned = sweep.Planned("one", tmp_path / "one.log", lambda: (["-c", asks], "started"))
     with Signals() as signals:
-        assert child_runs.make_all([planned], jobs, signals) == 0
-    assert child_runs.last_line(planned.log) == found
+        assert sweep.make_all([planned], jobs, signals) == 0
+    assert sweep.last_line(planned.log) == found

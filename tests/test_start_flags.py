@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,8 +17,8 @@ from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
 from fdg_jax.machine import cores, output
 from fdg_jax.options import parser
 from fdg_jax.runs.progress import Progress
-from fdg_jax.training import dry_run
-from fdg_jax.training.profiling import Profile
+from fdg_jax.training import opening
+from fdg_jax.training.loop import Profile
 
 PROGRAMS = [cifar.PROGRAM, tiny_imagenet.PROGRAM, imagenet.PROGRAM, language_model.PROGRAM]
 
@@ -64,7 +65,7 @@ def work():
 
 def test_a_profile_traces_so_many_batches_once_nothing_compiles(tmp_path):
     said = []
-    profile = Profile(2, tmp_path, lambda do: do(), said.append)
+    profile = Profile(2, tmp_path, nullcontext, said.append)
     for may_compile in (True, False, False, False):
         profile.before_dispatch(1, may_compile)
         assert profile.on is (not may_compile and profile.traced <= 2 and not said)
@@ -78,7 +79,7 @@ def test_a_profile_traces_so_many_batches_once_nothing_compiles(tmp_path):
 
 
 def test_a_session_that_only_compiles_has_no_profile_and_says_so(tmp_path, capsys):
-    profile = Profile(2, tmp_path, lambda do: do(), print)
+    profile = Profile(2, tmp_path, nullcontext, print)
     profile.before_dispatch(1, True)
     profile.after_dispatch()
     profile.close()
@@ -121,7 +122,7 @@ def test_a_dry_run_on_a_loaded_machine_says_so(monkeypatch):
     def said(percent, platform="cpu", dataset=None):
         places = [SimpleNamespace(devices=[SimpleNamespace(platform=platform)])]
         job = SimpleNamespace(pipeline=SimpleNamespace(places=places), dataset=dataset)
-        return dry_run.disturbed(percent, job)  # type: ignore[arg-type]
+        return opening.disturbed(percent, job)  # type: ignore[arg-type]
 
     (line,) = said(percent)
     assert "other processes took 25% of the cores' time" in line

@@ -22,7 +22,7 @@ from benchmarks.harness.serving import serve
 from benchmarks.harness.side_specs import ONE_THREAD, Side
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import compile_cache
-from fdg_jax.training.joined import JoinedPeers
+from fdg_jax.training.processes import JoinedPeers
 from fdg_jax.transport.devices import is_here
 from fdg_jax.transport.exchange import copy, put
 from fdg_jax.transport.notices import Notices

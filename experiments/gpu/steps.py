@@ -22,7 +22,7 @@ from experiments.harness.run_table import DONE, RUNNING, Run, command, state
 from fdg_jax.data import cifar
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.run_files import CHECKPOINTS, SUMMARY, read_json
-from fdg_jax.training.child_runs import last_line
+from fdg_jax.sweep import last_line
 
 # What is taken over what was predicted. The prediction is of the moment at which a stage holds most, and stages that
 # share a device do not all have theirs at once, so less is right. A device rounds every array up, so it counts more.

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING, Run, State, command, state
+from fdg_jax import sweep
 from fdg_jax.config import run_length
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.machine.cores import pinned
 from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, unit, version
-from fdg_jax.training import child_runs
 
 IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # to train on
 AREA = {"tiny_imagenet": 4, "cifar10_16": 1 / 4}  # pixels, in those of the 32x32 images that are measured with
@@ -56,7 +56,7 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
     """
     if given is not None and not (given > 0 and math.isfinite(given)):
         raise BadInput(f"--seconds-per-step {given}: use a positive number.")
-    core = child_runs.cores_for(jobs)[0]
+    core = sweep.cores_for(jobs)[0]
     states = [(run, state(run, runs_dir)) for run in runs]
     waiting = [run for run, now in states if now.kind not in (DONE, RUNNING)]
     known = {} if given is not None else step_times(waiting, core, again)

@@ -1,47 +1,12 @@
 """What a few seeds say: their results, the cells that show them, and differences with Student's intervals."""
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-# Student's t, two-sided 95% (the 97.5% quantile), by degrees of freedom: NIST/SEMATECH e-Handbook of Statistical
-# Methods, table 1.3.6.7.2, with two more decimals. A test integrates the density to check them.
-QUANTILES = {
-    1: 12.70620, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 6: 2.44691, 7: 2.36462, 8: 2.30600, 9: 2.26216
-}  # fmt: skip
+from fdg_jax.report.intervals import Interval, interval
+
 MIN_SEEDS = 3  # fewer decide nothing
-
-
-class Interval(NamedTuple):
-    """n values: mean, standard deviation (with n - 1), and the ends of the 95% interval of the mean. Of one value the
-    deviation is None, and the interval is the whole line."""
-
-    n: int
-    mean: float
-    deviation: float | None
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return self.told(2)
-
-    def told(self, digits: int) -> str:
-        """+0.76 (+0.39 to +1.13), with so many digits."""
-        ends = "" if self.deviation is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
-        return f"{self.mean:+.{digits}f}{ends}"
-
-
-def interval(values: Sequence[float]) -> Interval | None:
-    """The mean of up to ten values with its 95% interval by Student's t; None without values."""
-    if not values:
-        return None
-    n, mean = len(values), statistics.fmean(values)
-    if n == 1:
-        return Interval(1, mean, None, -math.inf, math.inf)
-    deviation = statistics.stdev(values)
-    half = QUANTILES[n - 1] * deviation / math.sqrt(n)
-    return Interval(n, mean, deviation, mean - half, mean + half)
 
 
 class Seeds(NamedTuple):

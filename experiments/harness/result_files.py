@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.run_table import CUT_OFF, DONE, Run, Table, differences, state
+from fdg_jax import sweep
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CONFIG, LIBRARIES, SUMMARY, git_commit, read_json, version
-from fdg_jax.training import child_runs
 
 PLACES = ("data_dir", "run_dir")
 HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision", "xla_flags")
@@ -107,7 +107,7 @@ def has_diverged(run: Run, runs_dir: Path) -> bool:
     output = runs_dir / f"{run.name}.log"
     if state(run, runs_dir).kind != CUT_OFF or not output.is_file():
         return False
-    said = child_runs.last_line(output)
+    said = sweep.last_line(output)
     return said.startswith("error: ") and " has diverged; its report shows where." in said
 
 

@@ -22,13 +22,13 @@ from experiments.harness.run_table import (
     command,
     state,
 )
+from fdg_jax import sweep
 from fdg_jax.data import directories
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import output
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.parser import Parser
-from fdg_jax.training import child_runs
-from fdg_jax.training.child_runs import Planned
+from fdg_jax.sweep import Planned
 
 COLLECTED, REFUSED = "collected", "refused"  # beside the states of a run's directory
 ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # those that are skipped, with a message, come first
@@ -198,18 +198,18 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
 
     Each run is the command that `list` shows; its output goes to <runs-dir>/<name>.log.
 
-    Returns: the exit code, as of child_runs.make_all.
+    Returns: the exit code, as of sweep.make_all.
     """
-    child_runs.cores_for(jobs)  # refuses numbers that cannot be, before directories are looked at
+    sweep.cores_for(jobs)  # refuses numbers that cannot be, before directories are looked at
     runs_dir = runs_dir.resolve()
     data_dir = str(Path(data_dir).expanduser().resolve()) if data_dir else None  # the runs start in another directory
     waiting = sorted(runs, key=lambda run: ORDER[state(run, runs_dir).kind])
     with Signals() as signals:
-        return child_runs.make_all([planned(run, runs_dir, data_dir) for run in waiting], jobs, signals, ROOT)
+        return sweep.make_all([planned(run, runs_dir, data_dir) for run in waiting], jobs, signals, ROOT)
 
 
 def planned(run: Run, runs_dir: Path, data_dir: str | None) -> Planned:
-    """A run as child_runs takes it. Its state is looked at when it would start: another process may be at the table."""
+    """A run as `sweep` takes it. Its state is looked at when it would start: another process may be at the table."""
 
     def words() -> tuple[list[str], str] | None:
         now = state(run, runs_dir)

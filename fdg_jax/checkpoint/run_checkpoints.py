@@ -50,7 +50,7 @@ class NotFinite(Exception):
 
 
 class Processes(Protocol):
-    """The processes of a training (fdg_jax.training.peers)."""
+    """The processes of a training (fdg_jax.training.processes)."""
 
     process: int
     processes: int

@@ -1,11 +1,12 @@
-"""Checks the arguments of `fdg_jax.Pipeline` and `init` before anything is traced.
+"""Checks the arguments of `fdg_jax.Pipeline` and `init` before anything is traced, and cuts blocks into stages.
 
-Shapes that do not fit are found by tracing (fdg_jax.stage.shapes). Batches are checked in fdg_jax.checks.batches.
+Shapes that do not fit are found by tracing (fdg_jax.stage.own_modules). Batches are checked in fdg_jax.checks.batches.
 """
 
 import inspect
 import numbers
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -14,10 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fdg_jax import block_times, split
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
-from fdg_jax.options.fields import checked
-from fdg_jax.transport.devices import stage_devices
+from fdg_jax.options.fields import Option, checked
+from fdg_jax.stage.shapes import with_examples
+from fdg_jax.transport.devices import Place, all_here, stage_devices
+
+Tree = Any
+# Arguments of Pipeline that no command has.
+OF_PIPELINE = {
+    "guard": Option("guard", bool, False, ""),
+    "gradient_norms": Option("gradient_norms", bool, False, ""),
+    "read_behind": Option("read_behind", int, 16, "", inside="[1, inf)"),
+}
+CUTS = ("balanced", "measured", "even")
+WAYS = "Use split='balanced' (by FLOPs), 'measured' (by times of this device), 'even', or K-1 block numbers [3, 7]."
 
 
 def kind(value: Any) -> str:
@@ -36,19 +49,21 @@ def kind(value: Any) -> str:
     return f"a {where}{type(value).__name__}"
 
 
-def check_problem(stages: Any, loss: Any, optimizer: Any, of: str = "stage") -> list[nn.Module]:
-    """Checks what a pipeline is made of.
+def whole(value: Any) -> bool:
+    """Whether it is a whole number, and not True or False."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_problem(stages: Any, loss: Any, of: str = "stage") -> list[nn.Module]:
+    """The stages, or blocks, of a pipeline.
 
     Arguments:
         stages: a list of Flax linen modules, one for each stage or block.
-        of: "stage", or "block" where the list is to be cut into stages.
         loss: loss(outputs, labels) -> scalar.
-        optimizer: an optax optimizer, or whatever `stage_optimizers` takes.
-
-    Returns: the stages.
+        of: "stage", or "block" where the list is to be cut into stages.
 
     Raises:
-        BadInput: one of the three is something else.
+        BadInput: one of the two is something else.
     """
     if not isinstance(stages, list | tuple):
         raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], one linen module a stage.")
@@ -63,8 +78,6 @@ def check_problem(stages: Any, loss: Any, optimizer: Any, of: str = "stage") -> 
             )
     if not callable(loss):
         raise BadInput(f"loss is {kind(loss)}, not a function. Give loss(outputs, labels) -> scalar.")
-    if not (is_optimizer(optimizer) or isinstance(optimizer, list | tuple) or is_of_stage(optimizer)):
-        raise BadInput(f"optimizer is {kind(optimizer)}, no optax optimizer. Give what optax.sgd(0.1) returns, say.")
     return list(stages)
 
 
@@ -73,12 +86,13 @@ def is_optimizer(value: Any) -> bool:
     return callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))
 
 
-def is_of_stage(value: Any) -> bool:
-    """Whether it may be a function k -> optimizer: one with a single argument, as optax.sgd itself is not."""
+def of_stages(value: Any, K: int) -> list[Any]:
+    """What a list, or a function k -> optimizer, has for each stage; [] of anything else, such as optax.sgd itself."""
     try:
-        return callable(value) and len(inspect.signature(value).parameters) == 1
+        function = callable(value) and len(inspect.signature(value).parameters) == 1
     except (TypeError, ValueError):  # a callable without a signature
-        return False
+        function = False
+    return [value(k) for k in range(1, K + 1)] if function else list(value) if isinstance(value, list | tuple) else []
 
 
 def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformation]:
@@ -94,26 +108,15 @@ def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformatio
     if is_optimizer(optimizer):
         return [optimizer] * K
     way_out = "Give one optax optimizer, a list with one for each stage, or a function of k = 1..K that returns one."
-    found: list[Any] = [optimizer(k) for k in range(1, K + 1)] if callable(optimizer) else list(optimizer)
+    found = of_stages(optimizer, K)
+    if not found:
+        raise BadInput(f"optimizer is {kind(optimizer)}, no optax optimizer. Give what optax.sgd(0.1) returns, say.")
     if len(found) != K:
         raise BadInput(f"optimizer is a list of {len(found)}, but there are K={K} stages. {way_out}")
     for k, each in enumerate(found, 1):
         if not is_optimizer(each):
             raise BadInput(f"the optimizer of stage k={k} is {kind(each)}, no optax optimizer. {way_out}")
     return found
-
-
-def check_switches(**switches: Any) -> None:
-    """Raises BadInput for a value that is neither True nor False, by its name."""
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise BadInput(f"{name}={value!r} is neither True nor False. Give one of the two.")
-
-
-def check_read_behind(read_behind: Any) -> None:
-    """Raises BadInput if it is not an integer of 1 or more."""
-    if isinstance(read_behind, bool) or not isinstance(read_behind, numbers.Integral) or read_behind < 1:
-        raise BadInput(f"read_behind={read_behind!r}: losses are read 1 or more dispatches late. Use 16, say.")
 
 
 def rate_of(learning_rate: Any) -> Any:
@@ -150,9 +153,7 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
         way_out = "Give the one that computes all stages, devices=jax.devices()[:1], or leave it out."
     if isinstance(devices, str) or not hasattr(devices, "__len__"):
         raise BadInput(f"devices={devices!r} is not a list of JAX devices. {way_out}")
-    if alone and len(devices) == 1:
-        devices = [devices[0]] * K
-    if len(devices) != K:
+    if len(devices) != K and not (alone and len(devices) == 1):
         raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. {way_out}")
     for k, device in enumerate(devices, 1):
         if not isinstance(device, jax.Device):
@@ -169,3 +170,86 @@ def check_key(key: Any) -> None:
             f"init takes a JAX random key, then an example batch; the key given is {kind(key)}. "
             "Use init(jax.random.key(0), (inputs, labels))."
         )
+
+
+def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> int:
+    """K: as given, else the number of devices that were given, else what the block numbers of `split` say.
+
+    alone: whether one device computes all stages, so that a list of one device does not say how many there are.
+
+    Raises:
+        BadInput: nothing says it, or it is not a number of 1 or more.
+    """
+    if K is None and hasattr(devices, "__len__") and not (alone and len(devices) == 1):
+        K = len(devices)
+    if K is None and not isinstance(asked, str) and hasattr(asked, "__len__"):
+        K = len(asked) + 1
+    if K is None:
+        raise BadInput(f"split={asked!r} does not say into how many stages. Give K=2, say, or devices=[...].")
+    return checked(FIELDS["K"], K)
+
+
+def first_cut(asked: Any, K: int, blocks: Sequence[nn.Module]) -> split.Split:
+    """The block numbers that are given; where a name is given, an even cut until shapes are known.
+
+    Raises:
+        BadInput: `split` is something else, or the blocks cannot be cut so.
+    """
+    if isinstance(asked, list | tuple) and all(map(whole, asked)):
+        return split.check([int(cut) for cut in asked], K, len(blocks))
+    if asked not in CUTS:
+        fact = "is not known" if isinstance(asked, str) else f"is {kind(asked)}, which is no split"
+        raise BadInput(f"split={asked!r} {fact}. {WAYS}")
+    if len(blocks) < K:
+        raise BadInput(f"K={K} stages are more than the {len(blocks)} blocks. Use K=1..{len(blocks)}.")
+    return split.even(len(blocks), K)
+
+
+def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequence[Place]) -> split.Split:
+    """The first blocks of stages 2..K.
+
+    Arguments:
+        asked: what `split=` was given.
+        x: the shape and dtype of what block 0 takes, [batch, ...].
+        places: of the stages; `measured` measures on the first.
+
+    Raises:
+        BadInput: a block cannot take what the one before it gives, or stages are in several processes, which would each
+            measure other times.
+    """
+    if K == 1 or asked not in ("measured", "balanced"):
+        return first_cut(asked, K, blocks)
+    if asked == "measured":
+        if not all_here(places):
+            fact = "split='measured': stages in several processes would be cut by different measurements"
+            raise BadInput(f"{fact}. Measure in one process, and give the block numbers that `cuts` has there.")
+        return split.balanced(block_times.seconds(blocks, x, places[0].device), K)
+    try:
+        costs = split.costs(blocks, with_examples(x, 1))
+    except BadInput as refused:
+        try:
+            costs = split.costs(blocks, x)  # a block may need several examples
+        except BadInput:
+            raise refused from None
+    return split.balanced(costs, K)
+
+
+def cut_variables(variables: Mapping[str, Any], stages: Sequence[nn.Module]) -> list[dict[str, Any]]:
+    """The variables of each stage of a network that are given as one dictionary.
+
+    Raises:
+        BadInput: the stages are not those of one cut network, or the dictionary has other names than its blocks.
+    """
+    cuts = split.cuts_of(stages)
+    if cuts is None:
+        fact = "variables is one dictionary, but the stages are modules of their own"
+        raise BadInput(f"{fact}. Give a list with one dictionary for each of the {len(stages)} stages.")
+    n = sum(len(stage.blocks) for stage in stages if isinstance(stage, split.Stage))
+    known = {split.block_name(number) for number in range(n)}
+    for collection, by_block in variables.items():
+        if not isinstance(by_block, Mapping):
+            raise BadInput(f"the variables have {kind(by_block)} as {collection!r}, where a dictionary is needed.")
+        if unknown := sorted(map(str, by_block.keys() - known)):
+            fact = f"the variables have {collection}/{unknown[0]}, but the {n} blocks are {split.block_name(0)} to"
+            raise BadInput(f"{fact} {split.block_name(n - 1)}. Give what `export(whole=True)` of such a network gave.")
+    return split.split_variables(variables, cuts)

@@ -5,7 +5,8 @@ JAX computes in 32 bits: it casts 64-bit NumPy arrays without a word, on the hos
 if the example was 64-bit as well. So a batch's dtypes must be those of the example, or what JAX casts them to.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,9 @@ import numpy as np
 from fdg_jax.arrays import check_usable
 from fdg_jax.checks.arguments import kind
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import programs
+from fdg_jax.machine.jax_internals import is_tracing
+from fdg_jax.stage.functions import loss_of, metrics_of
 from fdg_jax.stage.shapes import describe
 from fdg_jax.stage.weighted import Weighted, without_weights
 
@@ -24,6 +28,7 @@ Pair = tuple[Tree, Tree]
 NAMES = ("inputs", "labels")
 WEIGHTED = "(inputs, fdg_jax.Weighted(labels, weights)), or (inputs, labels)"
 ARRAYS = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
+NEAR = 1e-4  # relative; float32 rounds a mean by 1e-6, and a loss that is none is off by much more
 
 
 def as_pair(batch: Any) -> Any:
@@ -130,12 +135,10 @@ def check_alike(example: Pair, given: Pair) -> None:
         if jax.tree.structure(found) != jax.tree.structure(like):
             raise BadInput(f"the {name} are {describe(found)}, at init they were {describe(like)}: other arrays.")
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
-            if len(a.shape) == len(b.shape) and a.dtype == b.dtype:
-                continue
             fact = f"the {name} are {describe(a)}, at init {describe(b)}."
             if len(a.shape) != len(b.shape) or canonical(a.dtype) != canonical(b.dtype):
                 raise BadInput(f"{fact} Only the lengths of axes may differ.")
-            if a.dtype != canonical(b.dtype):
+            if a.dtype not in (b.dtype, canonical(b.dtype)):
                 raise BadInput(f'{fact} JAX computes with {b.dtype}: use {name}.astype("{b.dtype}"), once.')
 
 
@@ -236,3 +239,54 @@ def sort_of_number(dtype: Any) -> str:
     """The sort of number of a dtype: "integers", "floating" (with bfloat16), "complex" or "others"."""
     sorts = {"integers": np.integer, "floating": np.floating, "complex": np.complexfloating}
     return next((name for name, of in sorts.items() if jnp.issubdtype(dtype, of)), "others")
+
+
+def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, cuts: str, way_out: str) -> None:
+    """Checks that a loss is a mean over examples. Only then the losses of parts of a batch have the gradient of the
+    whole one. Warns of a metric that is none.
+
+    Shapes cannot tell, so the loss is tried: on four made-up examples, and on two and two of them.
+
+    Arguments:
+        loss: the user's.
+        outputs, labels: the shapes of what it takes, arrays [batch, ...].
+        cuts: what cuts a batch into parts, such as "method gpipe cuts a batch into 4 micro-batches".
+        way_out: what to do about it.
+
+    Raises:
+        BadInput: the loss of four examples is not the mean of the losses of two and two of them.
+    """
+    if is_tracing():  # somebody follows the shapes of a whole pipeline: nothing can be tried
+        return
+    run = programs.jit(lambda *batch: loss(*batch))
+    four = made_up(outputs, 1), made_up(labels, 2)
+    parts = [jax.tree.map(lambda leaf, at=at: leaf[at : at + 2], four) for at in (0, 2)]
+    try:
+        whole, *halves = (run(*batch) for batch in (four, *parts))
+    except Exception:  # a loss for batches of one size, which the parts are not: it fails there, and says so
+        return
+    weights = np.array([np.sum(y.weights) if isinstance(y, Weighted) else 2.0 for _, y in parts])
+    shares = weights / max(weights.sum(), 1e-9)
+
+    def is_mean(get: Callable[[Tree], Any]) -> bool:
+        found, one, two = (np.asarray(get(each), np.float64) for each in (whole, *halves))
+        near = max(NEAR, 4 * float(jnp.finfo(loss_of(whole).dtype).eps)) * max(abs(found), abs(one), abs(two))
+        return not abs(found - shares @ [one, two]) > near  # a NaN tells nothing
+
+    differs = "of a batch is not the mean of those of its parts"
+    if not is_mean(loss_of):
+        raise BadInput(f"{cuts}, but the loss {differs}: another objective would be trained. {way_out}")
+    for name in metrics_of(whole):
+        if not is_mean(lambda told, name=name: metrics_of(told)[name]):
+            warnings.warn(f"{cuts}, but the metric {name!r} {differs}, which is what Metrics tells.", stacklevel=5)
+
+
+def made_up(shapes: Tree, seed: int) -> Tree:
+    """Random arrays of four examples: fractions, zeros and ones as integers, which are classes of any loss."""
+    draw = np.random.default_rng(seed)
+
+    def array(leaf):
+        fractions = draw.uniform(0.05, 0.95, (4, *leaf.shape[1:]))
+        return jnp.asarray(fractions if jnp.issubdtype(leaf.dtype, jnp.inexact) else fractions > 0.5, leaf.dtype)
+
+    return jax.tree.map(array, shapes)

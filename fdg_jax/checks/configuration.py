@@ -1,31 +1,40 @@
 """What `fdg_jax.Pipeline` was given, checked and with every name resolved; and what its stages are made of."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 import optax
 
 from fdg_jax import corrections, split
 from fdg_jax.arrays import plain
-from fdg_jax.checks import correction_parts, cutting, no_effect, parts
-from fdg_jax.checks.arguments import check_devices, check_key, check_problem, check_switches, rate_of, stage_optimizers
-from fdg_jax.checks.batches import check_example
+from fdg_jax.checks import correction_parts, no_effect
+from fdg_jax.checks.arguments import (
+    OF_PIPELINE,
+    check_devices,
+    check_key,
+    check_problem,
+    cut,
+    cut_variables,
+    first_cut,
+    number_of_stages,
+    rate_of,
+    stage_optimizers,
+)
+from fdg_jax.checks.batches import check_example, check_mean
 from fdg_jax.checks.plan import plan
 from fdg_jax.config import FIELDS
-from fdg_jax.corrections.interface import Correction, CorrectionSpec, Late
+from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
-from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
 from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
 from fdg_jax.stage.nonfinite import guard_loss
+from fdg_jax.stage.own_modules import Shapes, check_loss, check_shapes, stage_1_inputs
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import Shapes, check_loss, check_shapes, describe, forward_shapes, shape_of, stage_1_inputs
+from fdg_jax.stage.shapes import describe, shape_of
 from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.tracing import trace_or_refuse
+from fdg_jax.stage.tracing import trace_forward, trace_or_refuse
 from fdg_jax.transport import agreement
 from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
 
@@ -40,36 +49,17 @@ class Configuration:
     """
 
     def __init__(
-        self,
-        stages: Sequence[nn.Module],
-        loss: Callable[[Tree, Tree], Tree],
-        optimizer: Any,
-        method: str | Method,
-        engines: Sequence[str],
-        *,
-        engine: str,
-        beta: float,
-        correct: str | CorrectionSpec | Sequence[str | CorrectionSpec],
-        learning_rate: optax.ScalarOrSchedule | None,
-        momentum: float | None,
-        devices: Sequence[Any] | None,
-        weights: str | None,
-        dtype: str,
-        remat: str | Sequence[int],
-        preprocess: Callable[[Tree, jax.Array], Tree] | None,
-        guard: bool,
-        norms: bool,
-        options: Mapping[str, Any],
-        cut: Any = None,
-        K: int | None = None,
-    ):
-        self.stages = check_problem(stages, loss, optimizer, of="stage" if cut is None else "block")
+        self, stages, loss, optimizer, method, engines: Sequence[str], *, engine, beta, correct, learning_rate,
+        momentum, devices, weights, dtype, remat, preprocess, guard, norms, options: Mapping[str, Any], cut, K,
+    ):  # fmt: skip
+        self.stages = check_problem(stages, loss, of="stage" if cut is None else "block")
         self.asked_cut, self.blocks = cut, self.stages
-        if cut is None:
-            cutting.check_K(K, stages)
-        else:
-            K = cutting.number_of_stages(cut, K, devices, alone=engine == "delay-line")
-            self.stages = split.stages(self.blocks, cutting.first_cut(cut, K, self.blocks))
+        if cut is not None:
+            K = number_of_stages(cut, K, devices, alone=engine == "delay-line")
+            self.stages = split.stages(self.blocks, first_cut(cut, K, self.blocks))
+        elif K is not None and len(self.stages) != K:
+            fact = f"K={K!r}, but {len(self.stages)} stages were given"
+            raise BadInput(f"{fact}. Leave K out, or add split='balanced' if these are blocks of a network to be cut.")
         self.K = K = len(self.stages)
         if engine not in engines:
             raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices) or delay-line (one device).")
@@ -87,8 +77,8 @@ class Configuration:
         spread = made.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
-        check_switches(guard=guard, gradient_norms=norms)
-        self.loss, self.preprocess, self.guard, self.norms = loss, preprocess, guard, norms
+        self.loss, self.preprocess = loss, preprocess
+        self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)
 
     @property
     def stage_class(self) -> type[Stage]:
@@ -123,21 +113,20 @@ class Configuration:
         if self.asked_cut is not None:
             variables = self.cut(key, example, variables)
         if isinstance(variables, Mapping):
-            variables = cutting.cut_variables(variables, self.stages)
+            variables = cut_variables(variables, self.stages)
         stages = list(zip(self.stages, self.compute, self.plan.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
         report = guard_loss(self.loss) if self.guard else self.loss
         loss = lambda *a: loss_of(report(*a))  # noqa: E731  # it must not hold this object
-        corrected, specs = self.stage_corrections(shapes.params), []
-        self.check_sown(shapes.compute)
+        corrected, specs = self.stage_corrections([seen.params for seen in shapes.stages]), []
+        self.check_sown([seen.compute for seen in shapes.stages])
         self.check_parts(shapes)
-        for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
-            stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
-            make = shapes.inits[k - 1] if variables is not None else partial(shapes.inits[k - 1], stage_key)
-            place = self.places[k - 1]
+        for k, (module, seen, init) in enumerate(zip(self.stages, shapes.stages, shapes.inits, strict=True), 1):
+            stage_key, correction, place = jax.random.fold_in(key, k), corrected[k - 1], self.places[k - 1]
             # No process makes the variables of other processes' stages, and no device has to hold those of all stages.
-            made = make() if any(map(is_here, place.devices)) else jax.eval_shape(make)
-            if shapes.draws[k - 1]:
+            here = any(map(is_here, place.devices))
+            made = init(stage_key) if here else jax.eval_shape(init, stage_key)
+            if seen.draws:
                 made["rng"] = raw_key(jax.random.fold_in(stage_key, 1))
             if is_here(place.device):
                 made = jax.device_put(made, place.device)
@@ -149,15 +138,15 @@ class Configuration:
                 loss=report if shapes.report is shapes.loss else loss,
                 report=report,
                 variables=made,
-                x=x,
-                y=[*shapes.inputs, shapes.outputs][k],
-                outputs=shapes.outputs,
+                x=seen.x,
+                y=seen.y,
+                outputs=shapes.stages[-1].y,
                 labels=shapes.labels,
                 value=shapes.loss,
                 reported=shapes.report,
                 key=jax.random.fold_in(stage_key, 2),
                 options=self.plan.stage_options,
-                compute=compute,
+                compute=seen.compute,
                 guard=self.guard,
                 norms=self.norms,
                 correction=correction,
@@ -165,7 +154,7 @@ class Configuration:
             specs.append(spec)
         self.followed = [(spec.module, spec.compute, shape_of(spec.variables)) for spec in specs]
         self.example, self.sizes = example, {tuple(leaf.shape for leaf in jax.tree.leaves(example))}
-        no_effect.warn(self.plan, self.momentum, self.optimizers[0], shapes.params[0])
+        no_effect.warn(self.plan, self.momentum, self.optimizers[0], shapes.stages[0].params)
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example
@@ -199,7 +188,7 @@ class Configuration:
             fact = f"stage k={k} ({type(module).__name__}) cannot take {describe(x)}, of a batch of {n}."
             way_out = "Leave that batch out, or fill it up, with weights of 0 (fdg_jax.Weighted)."
             state = split_variables(variables)
-            x, _ = trace_or_refuse(fact, forward_shapes, module, compute, *state, x, way_out=way_out)
+            _, x, _ = trace_or_refuse(fact, trace_forward, module, compute, *state, x, way_out=way_out)
         check_loss(self.loss, x, labels)
 
     def check_sown(self, compute: Sequence[ComputeOptions]) -> None:
@@ -214,21 +203,21 @@ class Configuration:
 
     def check_parts(self, shapes: Shapes) -> None:
         """Raises BadInput if batches are cut into parts, and the loss is no mean over examples."""
-        M, cuts = self.plan.schedule.micro_batches, f"method {self.plan.method.name} cuts a batch into"
-        other = "Return the mean over the examples (of fdg_jax.Weighted: labels.mean)"
+        M, parts, other = self.plan.schedule.micro_batches, "", "use a method that sees whole batches, such as bp"
         if M > 1:
-            way_out = f"{other}, or use a method that sees whole batches, such as bp."
-            parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} {M} micro-batches", way_out)
+            parts = f"{M} micro-batches"
         elif self.plan.stage_options.get("batch_norm") == "local" and self.K > 1:
-            way_out = f"{other}, or use batch_norm='sync', where the loss sees the whole batch."
-            parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} parts for {self.K} replicas", way_out)
+            parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
+        if parts:
+            cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
+            way_out = f"Return the mean over the examples (of fdg_jax.Weighted: labels.mean), or {other}."
+            check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
         """Cuts the blocks into stages, now that shapes are known. Returns the variables: as given, or the first ones of
         the whole network, which do not depend on the cut."""
         x = stage_1_inputs(self.preprocess, shape_of(example[0]))
-        cuts = cutting.cut(self.asked_cut, self.K, self.blocks, x, self.places)
-        self.stages = split.stages(self.blocks, cuts)
+        self.stages = split.stages(self.blocks, cut(self.asked_cut, self.K, self.blocks, x, self.places))
         if variables is not None:
             return variables
         return trace_or_refuse(f"the blocks cannot take {describe(x)}.", split.init_whole, self.blocks, key, x)
@@ -238,20 +227,34 @@ class Configuration:
 
         Loss, optimizer, preprocess and schedules of learning rates are functions, which cannot be compared.
         """
-        versions = {"JAX": jax.__version__, "NumPy": np.__version__, "Optax": optax.__version__}
-        given = {"K": self.K, "method": self.plan.method.name, "beta": self.beta, "weights": self.plan.weights}
-        schedule, options = self.plan.schedule, dict(specs[0].options)
-        given |= {"staleness": list(schedule.mean_staleness), "accumulate": schedule.accumulate, "guard": self.guard}
-        given |= {"accumulation": schedule.accumulation, "gradient norms": self.norms}
-        given |= {"micro-batches": schedule.micro_batches, "remat": [compute.remat for compute in self.compute]}
-        asked = {f"{kind.name}'s {name}": value for kind, own in self.plan.corrections for name, value in own.items()}
-        correct = ",".join(self.plan.corrected_by) or "none"
-        given |= {"correct": correct, **asked, **options, "random key": np.ravel(plain(key)).tolist()}
-        given |= {"learning rate": "a schedule" if callable(self.given_rate) else self.given_rate}
-        given["momentum"] = self.momentum
-        shapes = {"inputs": describe(specs[0].x), "labels": describe(specs[0].labels)}
-        shapes["what the loss returns"] = describe(specs[0].reported)
+        plan, schedule = self.plan, self.plan.schedule
+        asked = {f"{kind.name}'s {name}": value for kind, own in plan.corrections for name, value in own.items()}
+        found = {
+            "JAX": jax.__version__,
+            "NumPy": np.__version__,
+            "Optax": optax.__version__,
+            "K": self.K,
+            "method": plan.method.name,
+            "beta": self.beta,
+            "weights": plan.weights,
+            "staleness": list(schedule.mean_staleness),
+            "accumulate": schedule.accumulate,
+            "accumulation": schedule.accumulation,
+            "micro-batches": schedule.micro_batches,
+            "guard": self.guard,
+            "gradient norms": self.norms,
+            "remat": [compute.remat for compute in self.compute],
+            "correct": ",".join(plan.corrected_by) or "none",
+            **asked,
+            **plan.stage_options,
+            "random key": np.ravel(plain(key)).tolist(),
+            "learning rate": "a schedule" if callable(self.given_rate) else self.given_rate,
+            "momentum": self.momentum,
+            "inputs": describe(specs[0].x),
+            "labels": describe(specs[0].labels),
+            "what the loss returns": describe(specs[0].reported),
+        }
         for spec in specs:
             state = f"{describe(spec.variables)} in {spec.compute.precision.compute_dtype or 'its own dtype'}"
-            shapes[f"as stage k={spec.k}"] = f"{type(spec.module).__name__} with {state}, giving {describe(spec.y)}"
-        return {name: str(value) for name, value in {**versions, **given, **shapes}.items()}
+            found[f"as stage k={spec.k}"] = f"{type(spec.module).__name__} with {state}, giving {describe(spec.y)}"
+        return {name: str(value) for name, value in found.items()}

@@ -46,11 +46,14 @@ def check(config: Config, given: Collection[str]) -> Plan:
     return plan
 
 
-def refuse_where(config: Config, rules: Iterable[tuple[Any, str, str, str]]) -> None:
-    """Raises BadInput for the first rule that holds. rules: (whether it holds, option, fact, way out)."""
+def refuse_where(options: Any, rules: Iterable[tuple[Any, str, str, str]]) -> None:
+    """Raises BadInput for the first rule that holds.
+
+    options: has the value of each. rules: (whether it holds, the option's name, the fact, the way out).
+    """
     for holds, name, fact, way_out in rules:
         if holds:
-            raise BadInput(f"{said(name, getattr(config, name))}: {fact}. {way_out}.")
+            raise BadInput(f"{said(name, getattr(options, name))}: {fact}. {way_out}.")
 
 
 def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
@@ -59,46 +62,44 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
     datasets: those that the command takes; (): all of images that are held in memory.
     """
     o, known = config, list(datasets) or data.names()
-    if o.dataset in {*data.names(), *data.stream_names(), *data.text_names()} - set(known):
-        fact = f"{said('dataset', o.dataset)}: this command trains on {', '.join(known)}"
-        others = "fdg_jax.experiments.cifar, .tiny_imagenet, .imagenet and .language_model"
-        raise BadInput(f"{fact}. Others have commands of their own: {others}.")
+    elsewhere = o.dataset in {*data.names(), *data.stream_names(), *data.text_names()} - set(known)
+    refuse_where(o, (
+        (elsewhere, "dataset", f"this command trains on {', '.join(known)}", "Others have commands of their own: "
+         "fdg_jax.experiments.cifar, .tiny_imagenet, .imagenet and .language_model"),
+    ))  # fmt: skip
     if o.dataset not in known:
         hint = f"{did_you_mean(o.dataset, known)} There are {', '.join(known)}."
         raise BadInput(f"data set {o.dataset!r} is not known.{hint}")
-    check_model_and_data(o)
-    n = len(models.blocks(o.model, classes=10, **model_options(o)))
-    if n < o.K:
-        fact = f"{said('K', o.K)}: {o.model} has {n} blocks, so there are at most {n} stages"
-        raise BadInput(f"{fact}. Use {said('K', 1)} to {n}, or a deeper model.")
-    for name in OF_MODELS.keys() - models.declared(o.model).keys():
-        if (value := getattr(o, name)) != FIELDS[name].default:
-            has = named(models.declared(o.model))
-            fact = f"{said(name, value)}: model {o.model} has no such option (it has: {has})"
-            raise BadInput(f"{fact}. Leave it out, or take another model.")
+    has, wants = data.unit(o.dataset), models.takes(o.model)
+    refused, other = ("text", "block_size"), "it is for text, which fdg_jax.experiments.language_model trains on"
+    if has != "images":
+        refused, other = ("data_dir",), "--text names files"
+    refuse_where(o, (
+        (has != wants, "model", f"it takes {wants}, and --dataset {o.dataset} has {has}",
+         f"Models for {has} are {', '.join(models.names(has)) or 'not there yet'}"),
+        *((getattr(o, name) is not None, name, f"--dataset {o.dataset} has no such option; {other}", "Leave it out")
+          for name in refused),
+    ))  # fmt: skip
+    n, own = len(models.blocks(o.model, classes=10, **model_options(o))), models.declared(o.model)
+    refuse_where(o, (
+        (n < o.K, "K", f"{o.model} has {n} blocks, so there are at most {n} stages",
+         f"Use {said('K', 1)} to {n}, or a deeper model"),
+        *((getattr(o, name) != FIELDS[name].default, name,
+           f"model {o.model} has no such option (it has: {named(own)})", "Leave it out, or take another model")
+          for name in OF_MODELS.keys() - own.keys()),
+    ))  # fmt: skip
     if o.split not in (None, "balanced", "measured"):  # these fit always, and are found by computing
         split.parse(o.split, o.model, o.K, n)
-
-
-def check_model_and_data(config: Config) -> None:
-    """The model takes what the data set gives, and the data set has the options given for it."""
-    has, wants = data.unit(config.dataset), models.takes(config.model)
-    if has != wants:
-        fact = f"--model {config.model} takes {wants}, and --dataset {config.dataset} has {has}"
-        raise BadInput(f"{fact}. Models for {has} are {', '.join(models.names(has)) or 'not there yet'}.")
-    for name in ("text", "block_size") if has == "images" else ("data_dir",):
-        if (value := getattr(config, name)) is not None:
-            fact = f"{said(name, value)}: --dataset {config.dataset} has no such option"
-            for_text = "it is for text, which fdg_jax.experiments.language_model trains on"
-            raise BadInput(f"{fact}; {for_text if has == 'images' else '--text names files'}. Leave it out.")
 
 
 def check_start(start: Start, config: Config, joining: Joining) -> None:
     """Refuses flags about a start that cannot be, or that contradict one another."""
     for name, option in OF_START.items():
         checked(option, getattr(start, name))
-    if start.jobs > 1 and not start.several:
-        raise BadInput(f"--jobs {start.jobs}: there is one run. Give several with --seeds or --sweep, or leave it out.")
+    refuse_where(start, (
+        (start.jobs > 1 and not start.several, "jobs", "there is one run",
+         "Give several with --seeds or --sweep, or leave it out"),
+    ))  # fmt: skip
     flag = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
     if not flag:
         return
@@ -121,17 +122,15 @@ def check_joining(joining: Joining, given: Collection[str], config: Config) -> N
             fact = f"{spelled(min(given))} is for a training in several processes"
             raise BadInput(f"{fact}, and --coordinator is not given. Add it, or use python -m fdg_jax.launch.")
         return
-    numbers = {"processes", "process_id"}
-    if joining.coordinator == AUTO:
-        if both := sorted(numbers.intersection(given)):
-            fact = f"--coordinator auto: {spelled(both[0])} comes from the scheduler"
-            raise BadInput(f"{fact}. Leave it out, or give HOST:PORT.")
-    else:
-        if missing := sorted(numbers.difference(given)):
-            fact = f"--coordinator {joining.coordinator} needs {spelled(missing[0])}, too"
-            raise BadInput(f"{fact}. python -m fdg_jax.launch adds them all.")
-        if not config.resume:  # else K is in config.json
-            check_numbers(joining.process_id or 0, joining.processes or 0, config.K)
+    numbers, scheduled = {"processes", "process_id"}, joining.coordinator == AUTO
+    if scheduled and (both := numbers.intersection(given)):
+        fact = f"--coordinator auto: {spelled(min(both))} comes from the scheduler"
+        raise BadInput(f"{fact}. Leave it out, or give HOST:PORT.")
+    if not scheduled and (missing := numbers.difference(given)):
+        fact = f"--coordinator {joining.coordinator} needs {spelled(min(missing))}, too"
+        raise BadInput(f"{fact}. python -m fdg_jax.launch adds them all.")
+    if not scheduled and not config.resume:  # else K is in config.json
+        check_numbers(joining.process_id or 0, joining.processes or 0, config.K)
     checked(OF_JOINING["peer_timeout"], joining.peer_timeout)
     if config.engine == "delay-line":
         raise BadInput("--engine delay-line trains in one process. Use --engine pipeline, or leave --coordinator out.")

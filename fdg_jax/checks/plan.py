@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 import jax
 
 from fdg_jax import corrections, methods
-from fdg_jax.checks import schedules
 from fdg_jax.config import JOINED, OF_CORRECTIONS, OF_METHODS, Config, values
 from fdg_jax.corrections.interface import CorrectionSpec
-from fdg_jax.errors import BadInput, did_you_mean
+from fdg_jax.errors import BadInput, ScheduleError, did_you_mean, sentence
 from fdg_jax.machine import jax_internals
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import named, said
 from fdg_jax.schedule import Schedule
-from fdg_jax.stage import remat as rematerialisation
+from fdg_jax.schedule.running import validate
 
 OF_EVERY_RUN = ("beta", "weights")  # which a method may take without declaring them
+MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; more would take time that a user waits for
 
 
 class Plan(NamedTuple):
@@ -90,11 +90,11 @@ def plan(
         corrected.insert(0, (corrections.find("shrink"), {"beta": float(beta)}))
     of_schedule, of_stages = found.accepted({name: wanted[name] for name in found.declared if name in wanted})
     schedule = found.schedule(K, **of_schedule)
-    schedules.check(found, schedule)
+    check_schedule(found, schedule)
     check_weights(weights, kinds, schedule)
     check_engine(engine, weights, found)
-    again, other = rematerialisation.parse(remat, K), found.other_weights(schedule, weights)
-    rematerialisation.check(again, other)
+    again, other = recomputing(remat, K), found.other_weights(schedule, weights)
+    check_remat(again, other)
     return Plan(found, corrected, schedule, weights, of_stages, again, other)
 
 
@@ -138,3 +138,70 @@ def check_engine(engine: str, weights: str, method: Method) -> None:
         fact = f"the stages of method {method.name} are of a class of their own, which would not see that a gradient is"
         other = "write what is done about late gradients as a file of fdg_jax/corrections"
         raise BadInput(f"{said('engine', engine)}: {fact} late. {pipeline}, or {other}.")
+
+
+def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
+    """Reads a value of `--remat`: which stages recompute their activations instead of keeping them.
+
+    The first stages hold the most stashes: stage k holds 2(K-k). A stash of a stage that recomputes keeps only the
+    inputs, and each backward pass computes the forward pass again.
+
+    Arguments:
+        remat: "none", "all", stage numbers as text ("1,2"), or a sequence of numbers.
+        K: number of stages.
+
+    Returns: the stages that it names.
+
+    Raises:
+        BadInput: it is none of these, or a number is outside 1..K.
+    """
+    if remat in ("none", "all"):
+        return frozenset(range(1, K + 1) if remat == "all" else ())
+    try:
+        stages = [int(k) for k in (remat.split(",") if isinstance(remat, str) else remat)]
+    except (TypeError, ValueError):
+        raise BadInput(f"remat {remat!r} is neither none, all nor stage numbers as 1,2. There are 1 to {K}.") from None
+    wrong = [k for k in stages if not 1 <= k <= K]
+    if wrong:
+        raise BadInput(f"remat {remat!r}: there is no stage k={wrong[0]}. With K={K} use numbers from 1 to {K}.")
+    return frozenset(stages)
+
+
+def check_remat(stages: frozenset[int], other: Sequence[str]) -> None:
+    """Refuses to recompute activations at other weights than they had: that is the method FR.
+
+    Arguments:
+        stages: those that recompute.
+        other: for k = 1..K, the option that makes a backward pass use other weights than the forward pass; "" if none
+            does.
+
+    Raises:
+        BadInput: a stage is in both.
+    """
+    for k in sorted(stages):
+        if other[k - 1]:
+            raise BadInput(
+                f"remat cannot compute the activations of stage k={k} again: with {other[k - 1]} its backward pass has "
+                "other weights than they were computed with. Leave one of the two out."
+            )
+
+
+def check_schedule(method: Method, schedule: Schedule) -> None:
+    """Runs a schedule on integers until the pipeline is full and empty again: a few milliseconds.
+
+    A wrong `tick` or `delays` would otherwise train, with gradients that are used at another moment than the one that
+    is reported. It is done for the methods of the package as well, since a file of one's own lies beside theirs. With
+    more than 8 stages it is left out; `python -m fdg_jax.schedule --method NAME --K K` does it for any number.
+
+    Raises: BadInput, which names the method, the stage, and the numbers that disagree.
+    """
+    fullest = max((*schedule.delays, 0))
+    batches = min(2 * fullest + 3, MOST_OPERATIONS // (2 * schedule.K * schedule.micro_batches))
+    if schedule.K > MOST_STAGES or batches < 1:
+        return
+    try:
+        validate(schedule, batches)
+    except ScheduleError as error:
+        fact = sentence(error).removeprefix(f"{schedule.name}: ")
+        way_out = f"Correct the schedule in fdg_jax/methods/{method.name}.py."
+        raise BadInput(f"method {method.name}: {fact} {way_out}") from None

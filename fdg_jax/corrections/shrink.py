@@ -3,7 +3,7 @@
     g <- β^{K-k} g,    k < K
 
 It stands before weight decay and momentum, so it is not a learning-rate scale. It is part of every run, unless a
-correction that is asked for takes beta itself (`fdg_jax.checks.correction_arguments`). `Correction.around` puts it in
+correction that is asked for takes beta itself (`fdg_jax.checks.plan`). `Correction.around` puts it in
 front of the stage's optax chain, so behind whatever else changes a gradient. The paper multiplies the cotangent that
 enters each stage by beta, which shrinks the gradient passed down as well; here the cotangent travels unshrunk and each
 stage scales by the whole power. The two are the same in exact arithmetic (tested), and this one leaves any user's optax

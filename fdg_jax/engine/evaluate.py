@@ -87,9 +87,8 @@ def evaluate(
     for number, (inputs, labels) in enumerate(batches, 1):
         if unfinished:
             unfinished.begin("E", 0, number, number)
-        x, y = map(describe, expected)
-        given = f"evaluate cannot take inputs {describe(inputs)} with labels {describe(labels)}"
-        with fitting(given, f"In training stage 1 takes {x} and labels are {y}. Use arrays like these"):
+        (x, y), given = map(describe, expected), f"inputs {describe(inputs)} with labels {describe(labels)}"
+        with fitting("evaluate", given, f"stage 1 takes {x} and labels are {y}"):
             results.append(run(inputs, labels))
         if unfinished:
             unfinished.end(results[-1].loss)
@@ -100,18 +99,13 @@ def evaluate(
 
 
 @contextmanager
-def fitting(fact: str, expected: str) -> Iterator[None]:
-    """Raises BadInput for what tracing the user's code raises. expected: what would fit."""
+def fitting(call: str, given: str, expected: str) -> Iterator[None]:
+    """Raises BadInput for what tracing the user's code raises. expected: what fits in training."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, FlaxError) as error:
-        raise BadInput(f"{fact}: {sentence(error)} {expected}, or make them by transform=.") from error
-
-
-def fitting_inputs(inputs: Any, expected: Any) -> Any:
-    """`fitting` of what `predict` is given. expected: shapes of stage 1's inputs in training."""
-    fact = f"predict cannot take inputs {describe(inputs)}"
-    return fitting(fact, f"In training stage 1 takes {describe(expected)}. Use arrays like these")
+        fact, way_out = f"{call} cannot take {given}", "Use arrays like these, or make them by transform=."
+        raise BadInput(f"{fact}: {sentence(error)} In training {expected}. {way_out}") from error
 
 
 def averaged(results: Sequence[Tally], examples: int) -> Evaluation:

@@ -10,9 +10,17 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fdg_jax.arrays import cotangent
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.state import Reading, number
-from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
 from fdg_jax.engine.host_loop import HostLoop
-from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
+from fdg_jax.engine.interface import (
+    HOST_LOOP,
+    WHAT,
+    Engine,
+    Nonfinite,
+    Problem,
+    check_signature,
+    look,
+    signature_entry,
+)
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage

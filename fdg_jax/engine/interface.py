@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fdg_jax.engine.evaluate import Evaluation, Tally, evaluate, fitting_inputs, tally
-from fdg_jax.engine.first_nonfinite import Nonfinite
+from fdg_jax.engine.evaluate import Evaluation, Tally, evaluate, fitting, tally
 from fdg_jax.engine.losses import Losses
-from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
-from fdg_jax.stage.functions import Spec
+from fdg_jax.stage.functions import Spec, StageState
+from fdg_jax.stage.nonfinite import all_finite
+from fdg_jax.stage.shapes import describe, with_examples
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place
 
@@ -78,6 +78,39 @@ def check_signature(problem: Problem, engine: str, flat: Mapping[str, Any]) -> N
 def signature_entry(problem: Problem, engine: str) -> dict[str, np.ndarray]:
     """The signature as an entry of a saved state."""
     return {"of": np.frombuffer(signature(problem, engine).encode(), np.uint8)}
+
+
+class Nonfinite(NamedTuple):
+    """Where the first non-finite number is.
+
+    k: the stage.
+    what: "weights", "outputs" or "loss".
+    """
+
+    k: int
+    what: str
+
+
+WHAT = ("", "weights", "outputs", "loss")  # by the number that `look` returns
+
+
+def look(forward: Callable, state: StageState, place: Place, x: Tree, labels: Tree) -> tuple[int, Tree]:
+    """Runs a batch through a stage in training mode with its newest weights, and waits for it.
+
+    Arguments:
+        forward: the stage's compiled forward pass.
+        state, place: of the stage.
+        x, labels: what the stage takes.
+
+    Returns: (which part of the stage is not finite, as a number of `WHAT`, 0 for none; its outputs).
+    """
+    finite = programs.jit(all_finite)
+    if not finite(state.params):
+        return WHAT.index("weights"), None
+    messages, *_ = forward(state.params, state.extra, place.put_batch(x), place.put_batch(labels))
+    if finite(messages):
+        return 0, messages.get("x")
+    return WHAT.index("loss" if "loss" in messages else "outputs"), None
 
 
 class Engine:
@@ -151,7 +184,7 @@ class Engine:
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """The outputs of stage K with the newest weights, in every process. Dispatches and does not wait."""
         n, specs = len(jax.tree.leaves(inputs)[0]), self.problem.specs
-        with fitting_inputs(inputs, specs[0].x):
+        with fitting("predict", f"inputs {describe(inputs)}", f"stage 1 takes {describe(specs[0].x)}"):
             return self.from_last(self.outputs(inputs, n, transform), with_examples(specs[-1].outputs, n))
 
     def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:

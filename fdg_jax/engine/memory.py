@@ -19,12 +19,13 @@ import numpy as np
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import Engine
-from fdg_jax.engine.message_shapes import message_shapes, with_examples
 from fdg_jax.engine.scan_engine import ScanEngine
+from fdg_jax.engine.transports import message_shapes
 from fdg_jax.schedule import Address, Op
-from fdg_jax.stage.batch_parts import bounds
 from fdg_jax.stage.functions import Spec
+from fdg_jax.stage.shapes import with_examples
 from fdg_jax.stage.stage import Stage
+from fdg_jax.stage.weighted import bounds
 from fdg_jax.transport.devices import Place
 
 Tree = Any

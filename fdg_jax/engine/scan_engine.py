@@ -11,16 +11,14 @@ import numpy as np
 
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.state import Reading, number
-from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
-from fdg_jax.engine.interface import SCAN, Engine, Problem, check_signature, signature_entry
+from fdg_jax.engine.interface import SCAN, WHAT, Engine, Nonfinite, Problem, check_signature, look, signature_entry
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
 from fdg_jax.stage import delay_line
-from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
 from fdg_jax.stage.nonfinite import guard_statistics
-from fdg_jax.stage.update import UpdateRule, first_refused, newest_norm
+from fdg_jax.stage.update import UpdateRule, evaluated, first_refused, newest_norm
 
 Tree = Any
 

@@ -1,10 +1,13 @@
 """Chooses how messages get from stage to stage: within this process, or also between processes."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from fdg_jax.arrays import cotangent
 from fdg_jax.engine.interface import Problem
-from fdg_jax.engine.message_shapes import message_shapes, with_examples
 from fdg_jax.schedule import Address, Op
+from fdg_jax.stage.functions import Spec
+from fdg_jax.stage.shapes import with_examples
 from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import all_here
 from fdg_jax.transport.in_process import InProcess
@@ -23,3 +26,17 @@ def transport(problem: Problem) -> Transport:
         return with_examples(message_shapes(address, sender, specs), n)
 
     return AcrossProcesses(problem.places, shapes, window=(schedule.ticks(1) + 1) * schedule.micro_batches)
+
+
+def message_shapes(address: Address, sender: Op, specs: Sequence[Spec]) -> Tree:
+    """The shapes and dtypes of a message of a batch like the example batch.
+
+    Arguments:
+        address: its address.
+        sender: the operation that sends it.
+        specs: of the stages.
+    """
+    spec = specs[sender.k - 1]
+    if sender.kind == "F":  # direct feedback sends the error at the outputs
+        return spec.y if address.what == "x" else cotangent(spec.outputs)
+    return cotangent(spec.x)

@@ -181,7 +181,7 @@ class View {
   }
 
   tableAround() {
-    const heads = ["Stage", "Gradients late by", "Weights now", "Keeps batches"].map((name) => make("th", { scope: "col" }, name));
+    const heads = ["Stage", "Gradients late by", "Weights at the time above", "Batches it then keeps"].map((name) => make("th", { scope: "col" }, name));
     return make("div", { class: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.table));
   }
 
@@ -396,9 +396,8 @@ function costWords(p) {
     return ["No lateness, but not BP's gradients", `${call(p.method.name)} computes other gradients than BP. What that costs in accuracy is not on this page. ${keeps}`];
   }
   if (!most) return ["No lateness", `The largest stable learning rate is that of plain gradient descent. ${keeps}`];
-  const times = shown(2 / limit, 1), article = /^(8|1[18](\.|$))/.test(times) ? "An" : "A";
-  return [`${article} ${times} times smaller learning rate`,
-    `Stage ${p.staleness.indexOf(most) + 1} needs it: on a quadratic, a gradient that is ${plural(most, "update")} late stays stable up to the rate ${shown(limit, 3)}/h; one that is not late, up to 2/h. ${keeps} `,
+  return [`On a quadratic: a learning rate ${shown(2 / limit, 1)} times smaller`,
+    `Stage ${p.staleness.indexOf(most) + 1} needs it: a gradient that is ${plural(most, "update")} late stays stable up to the rate ${shown(limit, 3)}/h; one that is not late, up to 2/h. ${keeps} `,
     make("a", { href: "#h-play", style: "color:var(--accent)" }, "Try it below.")];
 }
 

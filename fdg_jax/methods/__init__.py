@@ -13,7 +13,7 @@ from fdg_jax.options.folder import Folder
 
 # Other names of a method, which stand for it with stashed weights.
 ALIASES = {"pipedream": "ddg"}
-FOLDER = Folder(__name__, "method", "METHOD", Method)
+FOLDER = Folder(__name__, "method", "METHOD", Method, tuple(ALIASES))
 names = FOLDER.names
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options import fields
-from fdg_jax.options.fields import Option, named, said
+from fdg_jax.options.fields import KEYWORDS, Option, named, said
 from fdg_jax.schedule import Schedule
 
 Costs = Mapping[str, tuple[float, float, float]]
@@ -99,4 +99,4 @@ class Method(NamedTuple):
             way_out += f", or add {said('correct', 'shrink')}, which takes it with this method"
         way_out += f", or {otherwise}" if otherwise else ""
         fact = f"{said(name, value)}: method {self.name} has no such option (it has: {named(self.answers_to)})"
-        return BadInput(f"{fact}.{did_you_mean(name, self.answers_to)} {way_out}.")
+        return BadInput(f"{fact}.{did_you_mean(name, {*self.answers_to, *KEYWORDS})} {way_out}.")

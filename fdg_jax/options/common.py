@@ -23,11 +23,10 @@ GROUPS = {
     "model": "The network.",
     "data": "The data set.",
     "recipe": "How weights are updated. The paper's recipe (Section V) is SGD, 300 epochs, learning rate divided by 10 "
-    "at 50%, 75% and 91.67%; this command's own is the defaults below. Every stage has an optimizer of its own, which "
-    "sees the gradients of that stage only.",
+    "at 50%, 75% and 91.67%. Every stage has an optimizer of its own, which sees that stage's gradients only.",
     "run": "The run directory, stopping and resuming, and what is recorded.",
-    "processes": "The stages in several processes, on one host or on several; python -m fdg_jax.launch starts them on "
-    "one. Nothing that they exchange is encrypted or authenticated, so use a private network.",
+    "processes": "The stages in several processes; python -m fdg_jax.launch starts them on one host. Nothing that they "
+    "exchange is encrypted or authenticated, so use a private network.",
     "start": "About this start of the command. config.json has none of them, and --resume needs none of them again.",
 }
 
@@ -38,8 +37,7 @@ class Common:
 
     method: str = option(
         "fdg", "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline. "
-        "pipedream is ddg with stashed weights by its other name. python -m fdg_jax.methods compares all methods.",
-        metavar="NAME", group="method"
+        "pipedream is ddg with stashed weights. python -m fdg_jax.methods compares all.", metavar="NAME", group="method"
     )
     K: int = option(
         2, "Number of stages K that the network is cut into, one device for each. With fdg, stage k gets the gradient "
@@ -48,61 +46,55 @@ class Common:
     )
     engine: Literal["auto", "pipeline", "delay-line"] = option(
         "auto", "pipeline: K stages work at the same time on K devices. delay-line: the same training on one device, "
-        "as BP with delayed gradients.",
-        group="method",
-        shown="pipeline; delay-line if there are fewer accelerators than K, or for K=1 on an accelerator, and the "
-        "method allows it"
+        "as BP with delayed gradients.", group="method",
+        shown="pipeline; delay-line if there are fewer accelerators than K, or K=1, and the method allows it"
     )
     split: str | None = option(
         None, "Where to cut the network: paper (as the authors do), even (equal numbers of blocks), balanced (equal "
-        "work by FLOPs; the same on every machine with devices of this kind, CPU or GPU), measured (equal work by "
-        "block times, measured on this device once; another machine may cut elsewhere, which changes results; "
-        "config.json has the block numbers), or the first block of each stage from 2 to K, e.g. 3,7.",
+        "FLOPs), measured (equal block times on this device; another machine may cut elsewhere, which changes "
+        "results), or the first block of each stage from 2 to K, e.g. 3,7.",
         metavar="paper|even|balanced|measured|3,7", group="method",
         shown="paper if the authors give a cut, else balanced"
     )
     window: int | None = option(
-        None, "Batches per dispatch. On an accelerator, the delay-line engine runs them as one program. Signals are "
-        "obeyed and checkpoints written between dispatches only.",
-        metavar="INT", inside="[1, inf)", group="method", shown="1; up to 50 for delay-line on an accelerator"
+        None, "Batches per dispatch, one program in the delay-line engine on an accelerator. Signals are obeyed and "
+        "checkpoints written between dispatches only.", metavar="INT", inside="[1, inf)", group="method",
+        shown="1; up to 50 for delay-line on an accelerator"
     )
 
     beta: float = option(
         1.0, "fdg and ddg: shrinking factor beta in (0, 1] (Eq. 15): the gradients of stage k are multiplied by "
-        "beta^(K-k) before weight decay and momentum. 1 is no shrinking; the paper's best values are 0.2 to 0.8.",
+        "beta^(K-k) before weight decay and momentum. The paper's best values are 0.2 to 0.8.",
         inside="(0, 1]", use="1 for no shrinking", group="fdg"
     )
     weights: Literal["stashed", "current"] = option(
         "stashed", "The weights at which fdg and ddg compute late gradients. stashed: those of the forward pass of "
-        "the batch (Eq. 10). current: the newest ones, as the authors' released code does for both methods.",
-        group="fdg"
+        "the batch (Eq. 10). current: the newest ones, as the authors' released code does.", group="fdg"
     )
 
     correct: str = option(
-        "none", "What is done about late gradients: {corrections}; or several, separated by commas. First those act "
-        "that change a gradient, in the order named; then shrink, which is --beta by its other name, before the "
-        "optimizer; then rate, behind it. docs/corrections.md says what each is and costs.",
-        metavar="NAME[,NAME]", group="correction"
+        "none", "What is done about late gradients: {corrections}; or several, separated by commas. Those that change "
+        "a gradient act first, in this order; then shrink, which is --beta; then the optimizer; then rate. "
+        "docs/corrections.md describes each.", metavar="NAME[,NAME]", group="correction"
     )
 
     model: str = option(
-        "resnet20", "The network: {models}. resnet8 to resnet1202 are for small images (6n+2 layers, shortcut A); the "
-        "paper's smallest is resnet20 (0.27M parameters).", metavar="NAME", group="model"
+        "resnet20", "The network: {models}. resnet8 to resnet1202 are for small images (6n+2 layers, shortcut A).",
+        metavar="NAME", group="model"
     )
     dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "The dtype to compute in. float32 is the paper's. With bfloat16, activations and kernels are "
-        "rounded to it; parameters, optimizer state, BatchNorm's statistics and the loss stay float32.", group="model"
+        "float32", "The dtype to compute in. float32 is the paper's. bfloat16 rounds activations and kernels; "
+        "parameters, optimizer state, BatchNorm's statistics and the loss stay float32.", group="model"
     )
     remat: str = option(
-        "none", "Stages whose backward pass recomputes the activations, so that they keep only the inputs of batches "
-        "in flight: none, all, or numbers k, e.g. 1,2. Stage 1 has the most batches in flight. The training is the "
-        "same, with a third more work in these stages.", metavar="none|all|1,2", group="model"
+        "none", "Stages that keep only the inputs of batches in flight and recompute their activations in the backward "
+        "pass: none, all, or numbers k, e.g. 1,2. Stage 1 has the most batches in flight. The training is the same, "
+        "with a third more work in these stages.", metavar="none|all|1,2", group="model"
     )
 
     dataset: str = option(
         "auto", "The data set: {datasets}. auto is CIFAR-10 if it is prepared or can be downloaded, otherwise "
-        "scikit-learn's digits, with a clear notice. A data set chosen by name is never replaced.",
-        metavar="NAME", group="data"
+        "scikit-learn's digits, with a notice.", metavar="NAME", group="data"
     )
     data_dir: str | None = option(
         None, "A TensorFlow Datasets directory, e.g. path/to/tfds.",
@@ -113,19 +105,18 @@ class Common:
         metavar="N", inside="[1, inf)", group="data", shown="all"
     )
     hold_out: int = option(
-        0, "Put aside the last N training examples and test on them instead of the test examples: for choosing "
-        "options without a look at the test examples. --train-size counts what is left.",
+        0, "Test on the last N training examples, which are then not trained on, instead of the test examples: for "
+        "choosing options. --train-size counts what is left.",
         metavar="N", inside="[0, inf)", use="a number of training examples, or 0 for none", group="data",
         shown="0, none"
     )
     text: str | None = option(
-        None, "One or more files, of any content, that --dataset text reads byte by byte, one after the other. The "
-        "last tenth is for testing.",
+        None, "Files, of any content, that --dataset text reads byte by byte. The last tenth is for testing.",
         metavar="FILE", group="data", shown="the text of Python's own help, which comes with it", free=True
     )
     block_size: int | None = option(
-        None, "Tokens per example of --dataset text: the network sees so many bytes and predicts after each the next "
-        "one.", metavar="T", inside="[1, inf)", group="data", shown="128"
+        None, "Tokens per example of --dataset text; after each the network predicts the next one.",
+        metavar="T", inside="[1, inf)", group="data", shown="128"
     )
 
     epochs: int = option(
@@ -148,12 +139,11 @@ class Common:
     )
     warmup: Literal["paper", "on", "off"] = option(
         "paper", "Of --lr-schedule paper: learning rate 0.01 for the first 3 of 300 epochs. paper: on for resnet110, "
-        "resnet1202 and every K >= 3 (except bp, fa, data_parallel and gpipe, which train the same for every K).",
-        group="recipe"
+        "resnet1202 and every K >= 3 (except bp, fa, data_parallel and gpipe).", group="recipe"
     )
     seed: int = option(
-        0, "Decides initial weights, order of examples, augmentation and dropout. The paper has 3 runs each. On a "
-        "GPU, runs are equal in every bit only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
+        0, "Decides initial weights, order of examples, augmentation and dropout. On a GPU, runs are equal in every "
+        "bit only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
         inside="[0, 2147483647]", group="recipe"
     )
     steps: int | None = option(
@@ -162,10 +152,9 @@ class Common:
     )
     optimizer: Literal["sgd", "adamw", "lion", "muon", "nadam", "rotation"] = option(
         "sgd", "sgd is the paper's, PyTorch's SGD. The others have defaults of their own: {optimizers}. They divide a "
-        "gradient by its own size, so a constant factor such as beta cancels. muon is for arrays of two axes and has "
-        "adamw for all others, such as kernels of convolutions. nadam is PyTorch's with decoupled decay, as "
-        "asynchronous Nesterov uses it; rotation is Adam in turned coordinates (SOAP); the rest are optax's.",
-        group="recipe"
+        "gradient by its own size, so a constant factor such as beta cancels. muon is for arrays of two axes, with "
+        "adamw for all others. nadam is PyTorch's with decoupled decay; rotation is Adam in turned coordinates (SOAP); "
+        "the rest are optax's.", group="recipe"
     )
     decay: Literal["all", "matrices"] = option(
         "all", "What --weight-decay is for: all parameters, or matrices only (no biases, scales of norms).",
@@ -175,8 +164,8 @@ class Common:
         0.999, "beta2 of all but sgd (of muon: of its adamw), in [0, 1).", inside="[0, 1)", group="recipe"
     )
     clip_norm: float = option(
-        0.0, "Scale the gradient of a stage down where its norm is above this, 0 for never. Each stage knows only its "
-        "own gradient and waits for no other, so the norm is not the whole network's, and the split matters.",
+        0.0, "Scale the gradient of a stage down where its norm is above this, 0 for never. It is the norm of the "
+        "stage's own gradient, not of the whole network's, so the split matters.",
         inside="[0, inf)", use="a positive number, or 0 for never", group="recipe"
     )
     lr_schedule: Literal["paper", "cosine", "constant", "wsd"] = option(
@@ -193,15 +182,15 @@ class Common:
         metavar="DIR", group="run", shown="runs/<time>-<method>-<model>-K<K>", free=True
     )
     resume: bool | Literal["auto"] = option(
-        False, "Go on exactly where the run in --run-dir stopped. Its options are read from its config.json; an "
-        "option that contradicts it and would change the training is refused. --resume auto: go on if there is a run, "
-        "else begin it, for jobs that a scheduler starts again with the same command line.", group="run", free=True
+        False, "Go on exactly where the run in --run-dir stopped, with the options of its config.json. An option that "
+        "contradicts it and would change the training is refused. --resume auto: go on if there is a run, else begin "
+        "it, for jobs that a scheduler starts again.", group="run", free=True
     )
     init_from: str | None = option(
-        None, "Begin with the weights and statistics of another network: of a run (RUN for its end, RUN@STEP or "
-        "RUN@best for one of its checkpoints) or of a file that fdg_jax.export wrote. Any K, method, split, optimizer "
-        "and version will do, but the network has to be the same. Optimizer, learning rate and batches begin anew.",
-        metavar="RUN|FILE", group="run", shown="first weights by --seed"
+        None, "Begin with the weights and statistics of a run (RUN, RUN@STEP or RUN@best) or of a file that "
+        "fdg_jax.export wrote. The network has to be the same; K, method, split, optimizer and version may differ. "
+        "Optimizer, learning rate and batches begin anew.", metavar="RUN|FILE", group="run",
+        shown="first weights by --seed"
     )
     checkpoint_every: int | None = option(
         None, "Batches between checkpoints (0: only at the end). SIGINT, SIGTERM, SIGHUP and SIGUSR1 write one, too.",
@@ -214,21 +203,18 @@ class Common:
         False, "Keep the checkpoint with the lowest test error, too (chosen on the test data!).", group="run", free=True
     )
     on_failed_save: Literal["go-on", "stop"] = option(
-        "go-on", "If a checkpoint cannot be written (disk full): go-on warns, keeps the earlier ones and tries the "
-        "next one; stop ends the run with exit code 1. Both do so if the last checkpoint fails.", group="run",
-        free=True
+        "go-on", "If a checkpoint cannot be written (disk full): go-on warns and tries the next one; stop ends the run "
+        "with exit code 1. Both do so if the last checkpoint fails.", group="run", free=True
     )
     on_nan: Literal["stop", "skip", "rollback"] = option(
         "stop", "If a loss or a gradient is NaN or infinite (such a gradient never updates weights): stop names stage "
         "and batch and ends with exit code 1; skip warns and goes on, as long as weights and statistics are finite; "
-        "rollback goes back to the newest checkpoint, which helps if the machine was at fault, and stops if it "
-        "happens again.", group="run", free=True
+        "rollback goes back to the newest checkpoint, and stops if it happens again.", group="run", free=True
     )
     stall_seconds: float = option(
-        600.0, "If the oldest unfinished operation makes no progress for this long, report it (stage, batch, since "
-        "when) on stderr and in stalls.jsonl, and again after each such time. The run goes on. 0: never.",
-        metavar="SECONDS", inside="[0, inf)", use="a positive number of seconds, or 0 for never", group="run",
-        free=True
+        600.0, "If the oldest unfinished operation makes no progress for this long, report it on stderr and in "
+        "stalls.jsonl, and again after each such time. The run goes on. 0: never.", metavar="SECONDS",
+        inside="[0, inf)", use="a positive number of seconds, or 0 for never", group="run", free=True
     )
     evaluate_every: int = option(
         1, "Epochs between evaluations on the test data (0: only at the end).",
@@ -265,8 +251,8 @@ class Joining:
         metavar="IP", group="processes", shown="the one that leads to the coordinator"
     )
     peer_timeout: float = option(
-        300.0, "How long a stage of another process is waited for, four times as long while programs compile. It is "
-        "named on stderr after 10 s.", metavar="SECONDS", inside="(0, inf)", group="processes"
+        300.0, "How long a stage of another process is waited for, four times as long while programs compile.",
+        metavar="SECONDS", inside="(0, inf)", group="processes"
     )
 
     @property
@@ -280,14 +266,13 @@ class Start:
     """The flags about one start of a command: where its options are read, what it shows, how many runs it makes."""
 
     config: str | None = option(
-        None, "Read options from a file in TOML, YAML or JSON, by their names in config.json (train_size, "
-        "train-size). The command line goes before the file, the file before the defaults. A run's own config.json is "
-        "taken, too: its facts (versions, devices, ...) and its run_dir are skipped, and what the run had left open "
-        "(split, engine, ...) is decided again.", metavar="FILE", group="start"
+        None, "Read options from a file in TOML, YAML or JSON, by their names in config.json (train_size, train-size). "
+        "The command line goes before it. Of a run's own config.json the facts and run_dir are skipped, and what the "
+        "run had left open (split, engine, ...) is decided again.", metavar="FILE", group="start"
     )
     dry_run: bool = option(
-        False, "Print shapes, split, predicted memory, measured time and total of the run, and end. It computes a few "
-        "steps for the time. Nothing is written.", group="start"
+        False, "Print shapes, split, predicted memory, and the total time by that of a few steps. Nothing is written.",
+        group="start"
     )
     profile: int = option(
         0, "Trace N batches, once everything is compiled, into <run-dir>/profile. The run computes the same bits.",
@@ -296,19 +281,17 @@ class Start:
     )
     quiet: bool = option(False, "Print only warnings, errors and the last line.", group="start")
     track: str | None = option(
-        None, "Send the curves to these trackers as well, through their own clients: wandb, mlflow, trackio. A run "
-        "that is resumed goes on in the trackers that it had; none: in no tracker.",
-        metavar="NAME,NAME", group="start", shown="none"
+        None, "Send the curves to these trackers as well: wandb, mlflow, trackio. A run that is resumed goes on in the "
+        "trackers that it had; none: in no tracker.", metavar="NAME,NAME", group="start", shown="none"
     )
     seeds: str | None = option(
         None, "One run for each of these seeds, e.g. 0,1,2: see --sweep.",
         metavar="0,1,2", group="start", shown="one run"
     )
     sweep: tuple = option(
-        (), "One run for each value, e.g. beta=0.2,0.5,1; for each combination where several are given "
-        "(split=3,7;2,5: values that have commas). They go into <run-dir>/<name>, one after the other. Stopped and "
-        "given again, the command goes on. At its end it writes the table sweep.md.",
-        metavar="NAME=VALUES", group="start", shown="one run"
+        (), "One run for each value, e.g. beta=0.2,0.5,1, or for each combination where several are given "
+        "(split=3,7;2,5: values that have commas), in <run-dir>/<name>. Stopped and given again, the command goes on. "
+        "At its end it writes the table sweep.md.", metavar="NAME=VALUES", group="start", shown="one run"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: so many runs at the same time, each on a core of its own.",

@@ -13,12 +13,13 @@ from fdg_jax.errors import BadInput, did_you_mean, sentence
 
 class Folder(NamedTuple):
     """package: such as fdg_jax.methods. what: what a file is, such as "method". constant: the name by which a file has
-    it, such as METHOD. kind: the constant's type."""
+    it, such as METHOD. kind: the constant's type. aliases: other names, which a message may suggest."""
 
     package: str
     what: str
     constant: str = ""
     kind: type = object
+    aliases: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
         """What there is, by the names of the files."""
@@ -42,7 +43,7 @@ class Folder(NamedTuple):
         contradicts itself."""
         known = self.names()
         if not isinstance(name, str) or name not in known:
-            asked = did_you_mean(str(name), known)
+            asked = did_you_mean(str(name), [*known, *self.aliases])
             raise BadInput(f"{self.what} {name!r} is not known.{asked} There are {', '.join(known)}.")
         module, file = self.module(name), self.shown(name)
         found: Any = getattr(module, self.constant, None)

@@ -13,8 +13,6 @@ from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options.fields import from_word
 
 NUMBER = re.compile(r"-\d|-\.\d|-inf|-nan", re.IGNORECASE)
-
-
 WIDEST = 100  # columns of --help: longer lines are hard to read, however wide the terminal
 
 
@@ -58,6 +56,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **{**usual, **named})
         for kind in (int, float):
             self.register("type", kind, partial(from_word, kind=kind))
+        self._negative_number_matcher = NUMBER  # argparse's own takes -1e3 and -inf for flags in Python 3.11
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}. --help explains the flags.")
@@ -73,18 +72,12 @@ class Parser(argparse.ArgumentParser):
         return found, []
 
     def _spelled(self, words: Sequence[str]) -> list[str]:
-        """The words with hyphens for underscores in flags, and with `--flag=-1e3` for `--flag -1e3`, which argparse of
-        Python 3.11 would take for two flags."""
+        """The words with hyphens for underscores in flags."""
         spelled: list[str] = []
         for word in words:
             flag, equals, value = word.partition("=")
-            before = spelled[-1] if spelled else ""
-            if flag.startswith("--") and flag.replace("_", "-") in self._option_string_actions:
-                spelled.append(flag.replace("_", "-") + equals + value)
-            elif NUMBER.match(word) and before.startswith("--") and "=" not in before:
-                spelled[-1] = f"{before}={word}"
-            else:
-                spelled.append(word)
+            flag = flag.replace("_", "-")
+            spelled.append(flag + equals + value if flag in self._option_string_actions else word)
         return spelled
 
     def _explained(self, error: argparse.ArgumentError) -> str:

@@ -1,5 +1,5 @@
 """Runs beside one another as a table for a terminal, and as a page with their curves. Runs that differ only in their
-seed are one row: the median, and the lowest and highest."""
+seed are one row: the median, and the lowest and highest. Each row is compared with the first one, seed by seed."""
 
 import os
 import statistics
@@ -15,13 +15,14 @@ from fdg_jax.options.fields import words
 from fdg_jax.pages import charts
 from fdg_jax.pages.charts import Chart, Line
 from fdg_jax.pages.templates import render
+from fdg_jax.report.intervals import interval
 from fdg_jax.report.results import Group, Point, Result, groups, has, movement, value_of
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
 
 NOTES = (
-    "Of several seeds: the median (lowest to highest). Where these ranges overlap, or of one seed, a difference may be "
-    "chance.",
+    "Of several seeds: the median (lowest to highest). Differences are taken seed by seed: the mean and Student's 95% "
+    "interval. Of one seed a difference may be chance.",
     "Speeds compare only where the machine and what else it did were the same.",
 )
 OTHER_DATA = "The data sets differ, so the errors do not compare."
@@ -38,14 +39,16 @@ class Column(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What is shown. heads, rows: the table, a row for each group. common: the options that all runs share. notes: what
-    to keep in mind."""
+    """What is shown. verdict: how the other groups came out against the first. heads, rows: the table, a row for each
+    group. common: the options that all runs share. notes: what to keep in mind. data: what to know of the data."""
 
+    verdict: list[str]
     groups: list[Group]
     heads: list[str]
     rows: list[list[str]]
     common: dict[str, Any]
     notes: list[str]
+    data: list[str]
 
 
 def columns(runs: Sequence[Result]) -> list[Column]:
@@ -88,6 +91,35 @@ def cell(column: Column, runs: Sequence[Result]) -> str:
     return median if least == most else f"{median} ({least} to {most})"
 
 
+def measure(runs: Sequence[Result]) -> tuple[str, str, int]:
+    """(name in summary.json, unit, digits) of what runs are judged by: the error of images, bits per byte of text."""
+    text = all("test_bits_per_byte" in run.final for run in runs)
+    return ("test_bits_per_byte", "bits per byte", 3) if text else ("test_error_percent", "points of test error", 2)
+
+
+def against(first: Group, other: Group, name: str) -> list[float]:
+    """The differences of the final numbers of this name, for every seed that both groups have."""
+    of_first, of_other = (
+        {value_of(run, "seed"): run.final[name] for run in group.runs if run.final.get(name) is not None}
+        for group in (first, other)
+    )
+    return [of_other[seed] - of_first[seed] for seed in sorted(of_first.keys() & of_other.keys())]
+
+
+def verdict(first: Group, other: Group) -> str:
+    """fdg, K=2 against bp, K=1: +0.52 (+0.10 to +0.94) points of test error, 1.41 times its images/s."""
+    runs = [*first.runs, *other.runs]
+    (name, what, digits), counted = measure(runs), f"{unit(runs[0].final)}_per_second"
+    said = []
+    if found := interval(against(first, other, name)):
+        said.append(f"{found.told(digits)} {what}{' (1 seed)' if found.n == 1 else ''}")
+    speeds = [[run.final[counted] for run in group.runs if run.final.get(counted)] for group in (first, other)]
+    if all(speeds):
+        before, now = map(statistics.median, speeds)
+        said.append(f"{now / before:.2f} times its {unit(runs[0].final)}/s")
+    return f"{other.name} against {first.name}: {', '.join(said)}." if said else ""
+
+
 def compare(runs: Sequence[Result]) -> Comparison:
     """Compares runs."""
     found, common = groups(runs)
@@ -99,7 +131,9 @@ def compare(runs: Sequence[Result]) -> Comparison:
     notes = [*NOTES]
     notes += [OTHER_DATA] if len({value_of(run, "dataset") for run in runs}) > 1 else []
     notes += [OTHER_LENGTH] if len({run.final["steps"] for run in runs if run.final.get("steps")}) > 1 else []
-    return Comparison(found, ["", "runs", *(column.head for column in shown)], rows, common, notes)
+    said = [sentence for other in found[1:] if (sentence := verdict(found[0], other))]
+    data = [*dict.fromkeys(run.final["note"] for run in runs if run.final.get("note"))]
+    return Comparison(said, found, ["", "runs", *(column.head for column in shown)], rows, common, notes, data)
 
 
 def text(made: Comparison) -> str:
@@ -109,7 +143,7 @@ def text(made: Comparison) -> str:
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in table]
     known = {n: v for n, v in made.common.items() if v is not None and (n in ALWAYS or v != FIELDS[n].default)}
     shared = f"Equal in all: {', '.join(' '.join(words(name, value)) for name, value in known.items())}, and defaults."
-    return "\n".join([*lines, "", *made.notes, shared])
+    return "\n".join([*made.data, *lines, "", *made.verdict, *made.notes, shared])
 
 
 def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -> list[Line]:
@@ -142,6 +176,9 @@ def page(made: Comparison, folder: Path | None = None) -> str:
     runs = [run for group in made.groups for run in group.runs]
     names = [name for name in made.groups[0].differs if any(has(group.runs[0], name) for group in made.groups)]
     across = {"batches": "batches", "examples": "examples", "seconds": "seconds of training"}
+    if len({value_of(run, "batch_size") for run in runs}) == 1:
+        del across["examples"]  # the same picture as over batches
+    networks = sorted({f"{value_of(run, 'model')} on {value_of(run, 'dataset')}" for run in runs})
     common = [words(name, value) for name, value in made.common.items() if value is not None]
     curves = [
         (title, [Chart(title, named, lines(made.groups, of, x), from_zero=False) for x, named in across.items()])
@@ -149,7 +186,9 @@ def page(made: Comparison, folder: Path | None = None) -> str:
     ]
     return render(
         "report/comparison.html",
-        title=f"{len(runs)} runs compared" if len(runs) > 1 else "One run",
+        title=f"{', '.join(networks)}: {len(runs)} run{'s' * (len(runs) > 1)}",
+        data=made.data,
+        verdict=made.verdict,
         notes=made.notes,
         heads=made.heads,
         rows=made.rows,

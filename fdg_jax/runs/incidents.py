@@ -1,13 +1,16 @@
-"""`incidents.jsonl`: what a run refused, and where it went back. Its lines stay when `metrics.jsonl` is cut back.
+"""`incidents.jsonl`: what a run refused, and where it went back. `stalls.jsonl`: what made no progress.
 
-The file is there from the first incident on. What cannot be written or read is left out, since the run goes on without.
+Their lines stay when `metrics.jsonl` is cut back.
+
+A file is there from its first line on. What cannot be written or read is left out, since the run goes on without.
 """
 
 import contextlib
 import json
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fdg_jax import strict_json
 
@@ -22,20 +25,21 @@ class Incident(NamedTuple):
     fact: str
 
 
+def append(path: Path, event: Mapping[str, Any]) -> None:
+    """Adds a line to a file of lines."""
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
+
+
 def add(run: Path, step: int, fact: str) -> None:
-    """Adds a line."""
-    with contextlib.suppress(OSError), (run / INCIDENTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": step, "fact": fact}) + "\n")
+    """Adds an incident."""
+    append(run / INCIDENTS, {"step": step, "fact": fact})
 
 
 def read(run: Path) -> list[Incident]:
     """All of a run's incidents, in the order in which they happened."""
-    found = []
-    for line in lines(run / INCIDENTS):
-        step, fact = line.get("step"), line.get("fact")
-        if isinstance(step, int) and isinstance(fact, str):
-            found.append(Incident(step, fact))
-    return found
+    pairs = [(line.get("step"), line.get("fact")) for line in lines(run / INCIDENTS)]
+    return [Incident(step, fact) for step, fact in pairs if isinstance(step, int) and isinstance(fact, str)]
 
 
 def stalls(run: Path) -> int:
@@ -43,7 +47,7 @@ def stalls(run: Path) -> int:
     return len(lines(run / STALLS))
 
 
-def lines(path: Path) -> list[dict[str, object]]:
+def lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a file of lines."""
     found = []
     with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long

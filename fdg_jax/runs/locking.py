@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from fdg_jax import durable
 from fdg_jax.config import Config
@@ -78,17 +78,11 @@ def check_content(path: Path, resume: bool) -> None:
         raise BadInput(f"{path} already holds a run. {way_out}.")
 
 
-class Claimed(NamedTuple):
-    """A run directory that this process holds. resume: whether there is a run to go on with; --resume auto is decided
-    once, under the lock."""
-
-    path: Path
-    resume: bool
-
-
 @contextlib.contextmanager
-def claim(path: Path, resume: bool | Literal["auto"]) -> Iterator[Claimed]:
+def claim(path: Path, resume: bool | Literal["auto"]) -> Iterator[tuple[Path, bool]]:
     """Makes the directory and holds it against other processes; raises BadInput where that is impossible.
+
+    Gives (the directory, whether there is a run to go on with); --resume auto is decided once, under the lock.
 
     A directory made here that is still empty at the end (the data set could not be read, say) is removed again, so
     that the corrected command can use the same name.
@@ -101,11 +95,11 @@ def claim(path: Path, resume: bool | Literal["auto"]) -> Iterator[Claimed]:
             resume = resumes(path)
         else:
             check_content(path, resume)  # once more: another process may have been there in the meantime
-        yield Claimed(path, resume)
+        yield path, resume
 
 
 @contextlib.contextmanager
-def claim_new(options: Config) -> Iterator[Claimed]:
+def claim_new(options: Config) -> Iterator[tuple[Path, bool]]:
     """The same for runs/<time>-<method>-<model>-K<K>, with a number behind it where runs start in the same second."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
     path = Path("runs") / name
@@ -116,7 +110,7 @@ def claim_new(options: Config) -> Iterator[Claimed]:
                 stack.enter_context(held(path, new=True))
                 break
             path = path.with_name(f"{name}-{number}")
-        yield Claimed(path, resume=False)
+        yield path, False
 
 
 @contextlib.contextmanager

@@ -12,18 +12,14 @@ PLAIN_SECONDS = 10.0  # between two plain lines
 class Progress:
     """show() after every dispatch, say() for lines that stay. Use as a context."""
 
-    def __init__(
-        self, steps: int, done: int, epochs: int, plain_seconds: float = PLAIN_SECONDS, unit: str = "images"
-    ):
-        self.steps, self.epochs, self.plain_seconds, self.unit = steps, epochs, plain_seconds, unit
-        self.error = ""
-        self.said = 0.0
-        self.pace = Pace(done)
-        self.bar = None
+    def __init__(self, steps: int, done: int, epochs: int, unit: str = "images"):
+        self.steps, self.epochs, self.unit = steps, epochs, unit
+        self.error, self.said, self.bar = "", 0.0, None
+        self.first, self.start = done, None  # the first batch that did not compile, and when it was
 
     def __enter__(self) -> "Progress":
         if sys.stdout.isatty():
-            self.bar, self.task = rich_bar(self.steps, self.pace.first)
+            self.bar, self.task = rich_bar(self.steps, self.first)
             self.bar.start()
         return self
 
@@ -34,18 +30,19 @@ class Progress:
     def show(self, step: int, epoch: int, loss: float | None, speed: float | None, compiling: bool) -> None:
         """step: batches entered. epoch: counted from 1. speed: in `unit` a second. compiling: whether the dispatch may
         have compiled."""
-        left = self.pace.seconds_left(step, self.steps, compiling)
+        seconds = self.seconds_left(step, compiling)
+        left = f"{clock(seconds)} left" if seconds is not None else ""
         rate = per_second(speed, self.unit) if speed else ""
         shown = f"loss {loss:.4f}" if loss is not None else ""
         if self.bar is not None:
             self.bar.update(
                 self.task, completed=step, epoch=f"epoch {epoch}/{self.epochs}", loss=shown, error=self.error,
-                rate=rate, left=f"{clock(left)} left" if left is not None else "",
+                rate=rate, left=left,
             )  # fmt: skip
-        elif loss is not None and time.monotonic() - self.said >= self.plain_seconds:
+        elif loss is not None and time.monotonic() - self.said >= PLAIN_SECONDS:
             self.said = time.monotonic()
-            words = [f"epoch {epoch}/{self.epochs}", f"batch {step}/{self.steps}", shown, self.error, rate]
-            self.say("  ".join(word for word in [*words, f"{clock(left)} left" if left is not None else ""] if word))
+            words = [f"epoch {epoch}/{self.epochs}", f"batch {step}/{self.steps}", shown, self.error, rate, left]
+            self.say("  ".join(word for word in words if word))
 
     def say(self, line: str) -> None:
         if self.bar is not None:
@@ -54,21 +51,15 @@ class Progress:
         else:
             print(line, file=output.loud() if line.startswith("WARNING: ") else None, flush=True)
 
-
-class Pace:
-    """Estimates the time left, from the wall clock since the first dispatch that did not compile."""
-
-    def __init__(self, done: int):
-        self.first, self.start = done, None
-
-    def seconds_left(self, step: int, steps: int, compiling: bool) -> float | None:
-        """From batch `step` to `steps`; None where nothing is known yet."""
+    def seconds_left(self, step: int, compiling: bool) -> float | None:
+        """From batch `step` to the end, by the wall clock since the first dispatch that did not compile; None where
+        nothing is known yet."""
         now = time.monotonic()
         if self.start is None:
             if not compiling:
                 self.start, self.first = now, step
             return None
-        return (now - self.start) / (step - self.first) * (steps - step) if step > self.first else None
+        return (now - self.start) / (step - self.first) * (self.steps - step) if step > self.first else None
 
 
 def rich_bar(steps: int, done: int):

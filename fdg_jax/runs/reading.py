@@ -19,6 +19,14 @@ from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, impossible, metrics
 from fdg_jax.runs.thinning import Thinned
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
+CONFIG_MAY_HAVE = {
+    "resumed": list | None,
+    "cpu_devices": int | None,
+    "xla_flags": str | None,
+    "jax_settings": dict | None,
+    "stages": list | None,
+    "inputs": dict | None,
+}
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
 SUMMARY_MAY_HAVE = {
     "train_loss": float | None,
@@ -43,26 +51,23 @@ MOST_DEVICES = 4096
 def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
     """config.json with all options, each of its type, and what CONFIG_NEEDS names. absent: options that may be missing,
     and what they then count as. Raises BadInput."""
-    stored = read_json(run / CONFIG)
+    path, way_out, stored = run / CONFIG, "Start a new run in another --run-dir.", read_json(run / CONFIG)
     found = {**defaults_of_others(stored), **absent, **stored}
     kinds = {name: field.kind for name, field in FIELDS.items() if name != "resume"}
-    check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
-    asked = {name: found["asked"].get(name, found[name]) for name in kinds}
-    check(run / CONFIG, asked, kinds, "Start a new run in another --run-dir.")
-    optional = {"resumed": list | None, "cpu_devices": int | None, "xla_flags": str | None, "jax_settings": dict | None}
-    optional |= {"stages": list | None, "inputs": dict | None}
-    check(run / CONFIG, found, optional, "Start a new run in another --run-dir.", absent=None)
+    check(path, found, kinds | CONFIG_NEEDS, way_out)
+    check(path, {**found, **found["asked"]}, kinds, way_out)
+    check(path, found, CONFIG_MAY_HAVE, way_out, absent=None)
     for stage in found.get("stages") or []:
-        check(run / CONFIG, stage, OF_STAGE, "Take the key stages out of the file.", absent=None)
+        check(path, stage, OF_STAGE, "Take the key stages out of the file.", absent=None)
         if stage.get("memory_bytes"):
-            check(run / CONFIG, stage["memory_bytes"], {"total": int}, "Take the key stages out of the file.")
-    check(run / CONFIG, found.get("inputs") or {}, {"classes": int | None}, "Start a new run.", absent=None)
+            check(path, stage["memory_bytes"], {"total": int}, "Take the key stages out of the file.")
+    check(path, found.get("inputs") or {}, {"classes": int | None}, way_out, absent=None)
     settings = found.get("jax_settings") or {}
     known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
-    check(run / CONFIG, settings, known, "Start a new run in another --run-dir.")
+    check(path, settings, known, way_out)
     if not 1 <= (found.get("cpu_devices") or 1) <= MOST_DEVICES:
-        fact = f"{run / CONFIG}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
-        raise BadInput(f"{fact}. Start a new run in another --run-dir.")
+        fact = f"{path}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
+        raise BadInput(f"{fact}. {way_out}")
     return found
 
 

@@ -60,32 +60,20 @@ def there(path: Path) -> bool:
     return True
 
 
+def not_written(path: Path, error: OSError) -> str:
+    """The message where the disk is full or a run directory is gone. Raises any other error."""
+    if not path.is_dir():
+        fact = f"error: the run directory {path} is gone"
+        return f"{fact}. It was deleted or renamed while the run went on."
+    if not durable.is_disk_full(error):
+        raise error
+    fact = f"error: {path} cannot be written: {error.strerror}. What was saved there stays"
+    return f"{fact}. Make room on the disk, then go on with --resume."
+
+
 def unit(of: Mapping[str, Any]) -> str:
     """What the speed in summary.json, or in a line of metrics.jsonl, is counted in: "images" or "tokens"."""
     return "tokens" if "tokens_per_second" in of else "images"
-
-
-class MetricsLog:
-    """`metrics.jsonl`, one line per event. `lines`: their number, which a checkpoint contains."""
-
-    def __init__(self, path: Path, keep_lines: int = 0):
-        self.lines = cut_back(path, keep_lines)
-        self.file = path.open("a+", encoding="utf-8")
-        durable.flush_folder(path.parent)
-
-    def append(self, event: Mapping[str, Any]) -> None:
-        """Writes an event."""
-        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
-        self.file.flush()
-        self.lines += 1
-
-    def flush(self) -> None:
-        """Brings the lines so far to the disk. Another thread may call it."""
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self.file.close()
 
 
 def cut_back(path: Path, lines: int) -> int:
@@ -211,18 +199,11 @@ def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[s
 
 
 def version(library: str) -> str | None:
-    """The version of a library; None if it is not installed."""
-    try:
-        return metadata.version(library)
+    """The version of a library; None if it is not installed. That of this package is the same where it is edited."""
+    try:  # this package imports this room
+        return sys.modules["fdg_jax"].__version__ if library == "fdg_jax" else metadata.version(library)
     except metadata.PackageNotFoundError:
-        if library == "fdg_jax":
-            return own_version()
         return None
-
-
-def own_version() -> str:
-    """The version of this package, whether it is installed or run from where it is edited. (It imports this room.)"""
-    return sys.modules[__name__.partition(".")[0]].__version__
 
 
 def git_commit() -> str | None:

@@ -1,4 +1,5 @@
-"""`--track wandb,mlflow,trackio`: the curves of a run in experiment trackers, through their own clients.
+"""The curves of a run in TensorBoard, and with `--track wandb,mlflow,trackio` in experiment trackers, through their own
+clients.
 
 Where the numbers go (a server, a folder, offline) is configured in the clients' own way: `WANDB_MODE=offline`,
 `MLFLOW_TRACKING_URI`, ... A client that fails loses its curves with a warning and never ends a run. `tracking.json` in
@@ -8,19 +9,21 @@ what a run repeats after it went back to a checkpoint is not sent again.
 
 import importlib
 import importlib.util
+import os
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from fdg_jax import durable
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput, did_you_mean, reason
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.runs.run_files import SUMMARY, newest_points, read_json, write_json
-from fdg_jax.runs.tensorboard import kind_of
 
 PROJECT, TRACKING, OFF = "fdg_jax", "tracking.json", "none"
 RESULTS = (
@@ -33,8 +36,6 @@ class Client(Protocol):
     """One run in a tracker. `id`: by which it can be gone on with."""
 
     id: str
-
-    def __init__(self, path: Path, config: Mapping[str, Any], id: str | None): ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """A point of each curve at a batch."""
@@ -96,7 +97,55 @@ class Trackio:
         self.run.finish()
 
 
-CLIENTS: Mapping[str, type[Client]] = {"wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio}
+CLIENTS = {"wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio}
+
+
+class TensorBoard:
+    """Curves in files below `folder`, from after batch `step` on. Raises OSError where they cannot be written.
+
+    Points are written directly, without tensorboardX's SummaryWriter: its thread dies when the disk is full, and then
+    every call that adds a number waits for ever.
+    """
+
+    id = ""  # it is known by its folder
+
+    def __init__(self, folder: Path, step: int):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog  # type: ignore
+
+        durable.make_folder(folder)
+        self.folder, self.writer = folder, EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        self.lost: OSError | None = None  # what another thread met while it flushed
+        if step:  # TensorBoard then forgets what another session wrote of later steps
+            self.write(step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """A point of each curve at a batch."""
+        from tensorboardX.proto.summary_pb2 import Summary  # type: ignore
+
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self.write(step, summary=Summary(value=points))
+
+    def write(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # type: ignore
+
+        if self.lost is not None:
+            raise self.lost
+        self.writer.write_event(Event(wall_time=time.time(), step=step, **content))
+        self.writer.flush()
+
+    def flush(self) -> None:
+        """Brings the points so far to the disk. Errors are reported at the next point."""
+        try:
+            for file in self.folder.glob(f"*.{os.getpid()}"):  # of this process; one, unless the run went back
+                durable.flush_file(file)
+            durable.flush_folder(self.folder)
+        except OSError as error:
+            self.lost = error
+
+    def finish(self, results: Mapping[str, float], code: int) -> None:
+        """Closes the files."""
+        self.writer.close()
 
 
 class Trackers:
@@ -109,8 +158,9 @@ class Trackers:
         self.clients, self.newest = dict(clients), dict(newest)
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
-        """A point of each curve; None: no point."""
-        known, kind = {name: value for name, value in values.items() if value is not None}, kind_of(values)
+        """A point of each curve, all of one kind, such as "train" of train/learning_rate; None: no point."""
+        known = {name: value for name, value in values.items() if value is not None}
+        kind = next(iter(values), "").split("/")[0]
         for name, client in list(self.clients.items()):
             if step <= self.newest.get(f"{name}/{kind}", 0):
                 continue
@@ -119,6 +169,12 @@ class Trackers:
                 self.newest[f"{name}/{kind}"] = step
             except Exception as error:
                 self.lose(name, error)
+
+    def flush(self) -> None:
+        """Brings the points in TensorBoard's files to the disk. Another thread may call it."""
+        for client in list(self.clients.values()):
+            if isinstance(client, TensorBoard):
+                client.flush()
 
     def write(self, run: Path) -> None:
         """Keeps in the run directory what a resumed session has to know."""
@@ -142,11 +198,30 @@ class Trackers:
     def lose(self, name: str, error: Exception) -> None:
         """Goes on without a tracker, and says so."""
         del self.clients[name]
-        fact = f"the curves in {name} end here: {reason(error)}"
-        print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
+        say_lost(name, error)
+
+
+def say_lost(name: str, error: Exception) -> None:
+    """Says that a tracker gets no more points."""
+    fact = f"the curves in {name} end here: {reason(error)}"
+    print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
 
 
 NO_TRACKERS = Trackers({})
+
+
+def tensorboard(run: Path, step: int, newest: Mapping[str, int]) -> Trackers:
+    """TensorBoard's curves of a run, from after batch `step` on.
+
+    newest: of each kind of curves, the batch of the newest point that is there already. A loss is read late, so after a
+        resume it may come once more for a batch up to `step`.
+    """
+    try:
+        board = TensorBoard(run / "tensorboard", step)
+    except OSError as error:
+        say_lost("TensorBoard", error)
+        return Trackers({})
+    return Trackers({"TensorBoard": board}, {f"TensorBoard/{kind}": min(at, step) for kind, at in newest.items()})
 
 
 def asked(track: str | None) -> list[str]:

@@ -1,10 +1,11 @@
-"""Turns a flax.nnx module into a linen module, which stages and blocks are made of.
+"""Turns a flax.nnx module into a linen module, which stages and blocks are made of; and what else needs flax.nnx.
 
 `flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two faults that nobody would notice: it
 knows nothing of training and evaluation, so that dropout stays on, and where no random key is passed to it, it drops
 the same units in every step. `from_nnx` passes `train` on and asks for a key for every stream that the module has.
 """
 
+import dataclasses
 import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.functions import LOSSES
-from fdg_jax.stage.switches import SWITCHES, arguments, refusal, switch_of
+from fdg_jax.stage.switches import LOSSES, SWITCHES, arguments, refusal, switch_of
 
 Tree = Any
 Path = tuple[str, ...]
@@ -240,13 +240,6 @@ def nested(leaves: Any) -> dict[str, dict[str, Any]]:
     return unflatten_dict({at: value for at, value in leaves if at})
 
 
-def found(tree: Any, at: Path) -> Any:
-    """What lies in nested dictionaries at a place."""
-    for name in at:
-        tree = tree[name]
-    return tree
-
-
 def raw(leaf: Any) -> Any:
     """The value of a leaf of an nnx state."""
     return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
@@ -279,3 +272,56 @@ def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, contex
             fact = f"flax.nnx.bridge.ToLinen around {whole} does not tell its {part} whether it is trained or evaluated"
             raise BadInput(f"{fact}, so it would stay in one mode. {WAY_OUT}")
     return next_call(*args, **kwargs)
+
+
+def check_shared(
+    owners: dict[int, tuple[Any, str]], who: str, module: nn.Module, variables: Mapping[str, Tree]
+) -> None:
+    """Raises BadInput for weights that two stages would share: plain Flax has them once, and every stage would train a
+    copy of its own. Within a stage they stay shared.
+
+    Arguments:
+        owners: by id of a module, or of an nnx variable, in earlier stages: (what has it, the stage in words). Those of
+            this stage are added.
+        who: the stage, in words.
+        module, variables: the stage's module, and its Flax variables.
+    """
+    for part, path, given in parts(module):
+        if not given and not any(found(tree, path) for tree in variables.values()):  # a module without variables
+            continue
+        owner = given or (who, path)  # shared within a stage, a module has one path there
+        other, there = owners.setdefault(id(part), (owner, who))
+        if other != owner:
+            where = f"{there} and {who}" if there != who else f"two parts of {who}"
+            fact = f"{where} have one object in common, a {type(part).__name__}"
+            raise BadInput(
+                f"{fact}, and would each train weights of their own for it. For weights of their own, make an object "
+                "for each, as in [nn.Dense(4) for _ in range(3)]. To share them, have both uses in one stage and, of "
+                "flax.nnx, in one from_nnx. Or let one stage own the weights and pass them on beside its outputs, as "
+                "the embedding of fdg_jax/models/transformer.py does for --tied."
+            )
+
+
+def parts(value: Any, path: Path = ()) -> Iterator[tuple[Any, Path, int]]:
+    """(part, its path in the variables, 0) of a module's parts: itself and modules in its fields. Of an nnx module its
+    variables, but for random streams, with the id of the `Given` that has them."""
+    if isinstance(value, Given):
+        nodes = (node for _, node in nnx.iter_graph(value.module) if isinstance(node, nnx.Variable))
+        yield from ((node, path, id(value)) for node in nodes if not isinstance(node, nnx.RngState))
+    elif isinstance(value, nn.Module):
+        yield value, path, 0
+        named = getattr(value, "named_blocks", None)
+        fields = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+        for name, each in named() if named else fields:
+            if name not in ("parent", "name"):
+                yield from parts(each, (*path, name))
+    elif isinstance(value, list | tuple | Mapping) and path:
+        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from parts(each, (*path[:-1], f"{path[-1]}_{key}"))
+
+
+def found(tree: Any, path: Path) -> Any:
+    """What lies in nested dictionaries at a path; None if nothing does."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree

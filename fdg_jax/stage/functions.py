@@ -16,12 +16,11 @@ from flax.traverse_util import flatten_dict
 from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
 from fdg_jax.stage.precision import Precision
-from fdg_jax.stage.switches import arguments
+from fdg_jax.stage.switches import LOSSES, arguments
 
 Array = jax.Array
 Tree = Any
 Loss = Callable[[Tree, Tree], Array]
-LOSSES = "losses"  # the collection whose sown values are added to what a stage minimises
 DROPOUT = "dropout"
 INITIAL = nn.DenyList(("intermediates", LOSSES))  # the collections of a module that is initialised
 

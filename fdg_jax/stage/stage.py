@@ -17,12 +17,11 @@ import numpy as np
 
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
-from fdg_jax.stage import evaluated_weights
 from fdg_jax.stage.exact_state import Checkpointed, Stash
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
 from fdg_jax.stage.nonfinite import guard_statistics
 from fdg_jax.stage.packing import Closure, Layout, on_packed
-from fdg_jax.stage.update import UpdateRule, first_refused, newest_norm, was_made
+from fdg_jax.stage.update import UpdateRule, evaluated, evaluated_elsewhere, first_refused, newest_norm, was_made
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -116,8 +115,8 @@ class Stage(Checkpointed):
         self._remember = program(rule.remember, "params params state made", "state") if remembers else None
         self._ahead = program(correction.forward, "params state", "params") if correction.forward else None
         self._back = program(correction.backward, "params state", "params") if correction.backward else None
-        self._evaluated = program(evaluated_weights.evaluated, "params opt_state", "params")
-        self._elsewhere = evaluated_weights.elsewhere(state.opt_state)
+        self._evaluated = program(evaluated, "params opt_state", "params")
+        self._elsewhere = evaluated_elsewhere(state.opt_state)
         self._outputs = program(functions.outputs, "params extra x", "y")
         self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Tree = Any
+LOSSES = "losses"  # the collection whose sown values are added to what a stage minimises: kept in training only
 # The names of switches in Flax and in what is written for it, each with its value in training.
 SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 WAY_OUT = (
@@ -80,20 +81,19 @@ class Untold:
     nobody sets their switch. What a caller gives is meant so, within that part, too; and so is a field of a part that
     is made by a module which is told that it trains, such as `not train or self.frozen`.
 
-    trains: whether the outermost module is called for training.
     tell: whether to set the switches that are found.
     found: {a part, in words, "" for the outermost module: its switch}.
     """
 
-    def __init__(self, trains: Callable[[Any], bool], tell: bool = False):
-        self.trains, self.tell, self.found = trains, tell, dict[str, Switch]()
+    def __init__(self, tell: bool = False):
+        self.tell, self.found = tell, dict[str, Switch]()
         self.looks: bool | None = None  # None outside of the outermost module
         self.told = False  # whether a module around was told that it trains
 
     def __call__(self, next_call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
         module, before = context.module, (self.looks, self.told)
         if self.looks is None:
-            self.looks = self.trains(module)
+            self.looks = module.scope is not None and module.is_mutable_collection(LOSSES)
         # The method of a module within nn.jit is a lambda, and what is inside may have been traced before.
         lifted = context.method_name == "<lambda>"
         call = partial(type(module).__call__, module) if lifted else context.orig_method

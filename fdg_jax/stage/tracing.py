@@ -1,13 +1,27 @@
-"""Traces what a user wrote, and turns what it raises into one sentence: the fact, the part that raised, the way out."""
+"""Traces what a user wrote: what a module needs and keeps, and what its results are made of; nothing is computed. What
+the user's code raises becomes one sentence: the fact, the part that raised, the way out.
+"""
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
 
+import flax.errors
 import flax.linen as nn
 import jax
+from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, sentence
+from fdg_jax.machine import programs
+from fdg_jax.stage.functions import ComputeOptions, SownLosses, functions, init_variables, raw_key, split_variables
+from fdg_jax.stage.shapes import shape_of
 from fdg_jax.stage.switches import SWITCHES, WAY_OUT
+
+Tree = Any
+# Calls whose body takes the call's arguments and returns its results, one by one.
+CALLS = {"jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
 
 def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = "", who: str = ""):
@@ -51,3 +65,116 @@ def way_out_of(error: Exception) -> str:
         fact = "Where nn.remat or nn.jit is around a module that takes `train`, that is static: nn.remat(Block, "
         return f"{fact}static_argnums=(2,)), if __call__ is (self, x, train). Pipeline(remat=) needs no nn.remat."
     return "Change one of the two, or cut the network elsewhere."
+
+
+class TracedModule(NamedTuple):
+    """What tracing a module showed, as shapes.
+
+    x, y: its inputs, and its outputs in training mode.
+    variables: its Flax variables.
+    params, extra: the same as a stage has them; extra with the random key of a module that draws random numbers.
+    kept: the arrays in its stripped VJP closure.
+    compute: how it is computed: as asked for, with the random streams and sown losses that were found.
+    forward: the trace of its training forward pass, whose last results are `kept`.
+    init: the jitted function (key, inputs) -> its variables.
+    init_sees_inputs: whether these may depend on the values of the inputs.
+    """
+
+    x: Tree
+    y: Tree
+    variables: Tree
+    params: Tree
+    extra: dict[str, Tree]
+    kept: list[jax.ShapeDtypeStruct]
+    compute: ComputeOptions
+    forward: Any
+    init: Callable[[jax.Array, Tree], dict[str, Tree]]
+    init_sees_inputs: bool
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training."""
+        return "rng" in self.extra
+
+    def kept_of(self) -> list[tuple[list[int], bool]]:
+        """What each array in `kept` depends on: (numbers of the weights, whether it depends on inputs)."""
+        of_params, of_extra = (len(jax.tree.leaves(tree)) for tree in (self.params, self.extra))
+        found = dependences(self.forward.jaxpr)[-len(self.kept) :] if self.kept else []
+        return [([n for n in range(of_params) if bits >> n & 1], bits >> of_params + of_extra > 0) for bits in found]
+
+
+def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
+    """Traces a module for inputs like x."""
+    # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
+    init = programs.jit(lambda key, x: unfreeze(init_variables(module, key, compute.precision.example(x))))
+    traced = init.trace(jax.eval_shape(jax.random.key, 0), x)
+    sees_inputs = any(bits > 1 for bits in dependences(traced.jaxpr.jaxpr))  # the first argument is the key
+    variables = shape_of(traced.out_info)
+    params, extra = split_variables(variables)
+    streams: tuple[str, ...] = ()
+    while True:
+        compute = compute._replace(streams=streams)
+        try:
+            forward, y, kept = trace_forward(module, compute, params, extra, x)
+            return TracedModule(x, y, variables, params, extra, kept, compute, forward, init, sees_inputs)
+        except flax.errors.InvalidRngError as error:  # a module that draws random numbers finds no key of that name
+            stream = asked_stream(error)
+            if stream is None or stream in streams:
+                raise
+            streams += (stream,)
+            extra = {**extra, "rng": jax.eval_shape(lambda: raw_key(jax.random.key(0)))}
+        except SownLosses:
+            compute = compute._replace(sows=True)
+
+
+def trace_forward(
+    module: nn.Module, compute: ComputeOptions, params: Tree, extra: dict[str, Tree], x: Tree
+) -> tuple[Any, Tree, list[jax.ShapeDtypeStruct]]:
+    """(trace, outputs, arrays in the stripped closure) of a training forward pass, as shapes."""
+    forward = functions(module, compute=compute).forward
+    trace, (messages, _, closure) = jax.make_jaxpr(forward, return_shape=True)(params, extra, x)
+    return trace, messages["x"], jax.tree.leaves(closure)
+
+
+def asked_stream(error: flax.errors.InvalidRngError) -> str | None:
+    """The random stream of which a module has asked for a key, and there is none."""
+    asked = re.search(r'needs PRNG for "(.+?)"', str(error))
+    return asked[1] if asked else None
+
+
+def dependences(jaxpr: Any, inputs: Sequence[int] | None = None) -> list[int]:
+    """For each result of a trace, the numbers of the arguments that it depends on: a set in bits, as there are
+    thousands. There may be too many (each result of an unknown call depends on all its arguments), never too few.
+
+    inputs: what each argument depends on; by default on itself.
+    """
+    inputs = [1 << number for number in range(len(jaxpr.invars))] if inputs is None else inputs
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def of(atom: Any) -> int:
+        return 0 if hasattr(atom, "val") else known.get(atom, 0)  # a literal, a constant
+
+    for equation in jaxpr.eqns:
+        known.update(zip(equation.outvars, of_call(equation, list(map(of, equation.invars))), strict=True))
+    return list(map(of, jaxpr.outvars))
+
+
+def of_call(equation: Any, taken: list[int]) -> list[int]:
+    """The dependences of an equation's results. taken: those of its arguments."""
+    name, params = equation.primitive.name, equation.params
+    if name == "cond":
+        branches = [dependences(branch.jaxpr, taken[1:]) for branch in params["branches"]]
+        return [reduce(or_, found, taken[0]) for found in zip(*branches, strict=True)]
+    if name == "scan":
+        begin, end = params["num_consts"], params["num_consts"] + params["num_carry"]
+        while True:  # until another step changes nothing in what is carried from step to step
+            found = dependences(params["jaxpr"].jaxpr, taken)
+            carried = [a | b for a, b in zip(taken[begin:end], found[: end - begin], strict=True)]
+            if carried == taken[begin:end]:
+                return [*carried, *found[end - begin :]]
+            taken = [*taken[:begin], *carried, *taken[end:]]
+    inside = [getattr(value, "jaxpr", value) for value in params.values()] if name in CALLS else []  # closed or not
+    bodies = [each for each in inside if hasattr(each, "eqns") and len(each.invars) == len(taken)]
+    if len(bodies) == 1 and len(bodies[0].outvars) == len(equation.outvars):
+        return dependences(bodies[0], taken)
+    return [reduce(or_, taken, 0)] * len(equation.outvars)

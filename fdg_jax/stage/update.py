@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.stage.nonfinite import after_refusal, all_finite, select
@@ -128,3 +129,32 @@ def newest_norm(opt_state: Tree) -> Any:
     """The norm of the newest gradient; None of a stage whose gradients are not measured."""
     inner = opt_state.inner if isinstance(opt_state, Guarded) else opt_state
     return inner.norm if isinstance(inner, Measured) else None
+
+
+def states_of(opt_state: Tree, kind: type) -> list[Any]:
+    """The states of that kind in the state of an optimizer, however deep in chains, masks and groups they are."""
+    found = jax.tree.leaves(opt_state, is_leaf=lambda each: isinstance(each, kind))
+    return [each for each in found if isinstance(each, kind)]
+
+
+def evaluated_elsewhere(opt_state: Tree) -> bool:
+    """Whether the weights for evaluation are other ones than those that are trained."""
+    return bool(states_of(opt_state, contrib.ScheduleFreeState))
+
+
+def evaluated(params: Tree, opt_state: Tree) -> Tree:
+    """The weights for evaluation, export and files. It can be traced.
+
+    A schedule-free optimizer takes gradients at a point y, which is what a stage has as its weights, between an average
+    x and its own iterate z. Its answer is x. With any other optimizer it is the weights themselves.
+
+    Arguments:
+        params: the weights of the stage.
+        opt_state: the state of its optimizer, which may have optax.contrib.schedule_free for some weights only.
+    """
+    masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731  # a weight that an optimizer leaves to others
+    for state in states_of(opt_state, contrib.ScheduleFreeState):
+        z = jax.tree.map(lambda z, y: y if masked(z) else z, state.z, params, is_leaf=masked)
+        x = contrib.schedule_free_eval_params(state._replace(z=z), params)
+        params = jax.tree.map(lambda z, x, y: y if masked(z) else x.astype(y.dtype), state.z, x, params, is_leaf=masked)
+    return params

@@ -1,7 +1,9 @@
 """Labels with a weight for every example or every token, so that padding, masks and repeated examples count as they
-should: in the loss, which takes the weights, and in every average over batches, which needs to know them.
+should: in the loss, which takes the weights, and in every average over batches, which needs to know them. And parts of
+a batch, each of which counts by its share.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,3 +47,23 @@ class Weighted(NamedTuple):
 def without_weights(labels: Tree) -> Tree:
     """The labels themselves, with or without weights."""
     return labels.labels if isinstance(labels, Weighted) else labels
+
+
+def bounds(n: int, M: int) -> list[int]:
+    """Where M parts of n things begin and end. They are as equal as can be, the larger ones first."""
+    return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
+
+
+def cut(tree: Tree, M: int) -> list[Tree]:
+    """Splits arrays into M parts along their first axis."""
+
+    def part(leaf, m):
+        at = bounds(len(leaf), M)
+        return leaf[at[m] : at[m + 1]]
+
+    return [jax.tree.map(lambda leaf, m=m: part(leaf, m), tree) for m in range(M)]
+
+
+def weighted_sum(shares: Sequence[jax.Array] | jax.Array, *parts: jax.Array) -> jax.Array:
+    """The mean of a batch from the means of its parts."""
+    return sum(share * part for share, part in zip(shares, parts, strict=True))  # type: ignore[return-value]

@@ -17,18 +17,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fdg_jax import cli
+from fdg_jax import cli, sweep
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import CommandLine, Program
 from fdg_jax.config import Config
+from fdg_jax.data import loading
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.machine.signals import Signals, Stopped
-from fdg_jax.options.common import Joining
 from fdg_jax.options.fields import as_flags
 from fdg_jax.runs import locking, reading, run_files, trackers
 from fdg_jax.runs.progress import count
-from fdg_jax.training.peers import Elsewhere, Peers, Silent, check_shared
+from fdg_jax.training import lifecycle, processes
+from fdg_jax.training.processes import Elsewhere, Silent
 
 
 def main(arguments: Sequence[str], program: Program) -> int:
@@ -54,29 +55,23 @@ def main(arguments: Sequence[str], program: Program) -> int:
 
 def start(words: CommandLine, program: Program, signals: Signals) -> int:
     """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
-    asked, given, joining = words.options, words.given, words.joining
-    checks.check_joining(joining, words.joining_given, asked)
-    checks.check_start(words.start, asked, joining)
+    asked, given = words.options, words.given
+    checks.check_joining(words.joining, words.joining_given, asked)
+    checks.check_start(words.start, asked, words.joining)
     trackers.check(words.start.track)
     if words.start.several:
-        from fdg_jax.training import sweep
-
         return sweep.run(words, program, signals)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())
     if words.start.dry_run:
-        from fdg_jax.training import dry_run
-
-        return dry_run.tell(asked, program, signals)
-    from fdg_jax.training import lifecycle  # what can be refused without these imports has been
-
-    peers = join(joining, asked, given)
+        return lifecycle.dry_run(asked, program, signals)
+    peers = processes.join(words.joining, asked, given)
     with ExitStack() as held:
         path, resume = peers.from_zero(lambda: claim(asked, held))
         path = Path(path)
         if peers.processes > 1:
-            check_shared(path, peers, "--run-dir")
+            processes.check_shared(path, peers)
         if asked.resume == "auto":
             asked = dataclasses.replace(asked, resume=resume)
             checks.check(asked, given if not asked.resume else frozenset())
@@ -88,18 +83,6 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
                     lifecycle.write_report(path, config)  # a process that was killed at its very end may lack it
                 return 0
         return lifecycle.prepare_and_run(options, config, path, program, signals, peers, words.start)
-
-
-def join(joining: Joining, asked: Config, given: frozenset[str]) -> Peers:
-    """Joins the other processes of the training, if there are any. Raises BadInput."""
-    if not joining.wanted:
-        return Peers()
-    from fdg_jax.training import joined
-
-    config, K = Path(asked.run_dir or "") / run_files.CONFIG, asked.K
-    if asked.resume and config.is_file():
-        K = reading.config(config.parent)["K"]
-    return joined.join(joining, asked, given, K)
 
 
 def claim(asked: Config, held: ExitStack) -> tuple[str, bool]:
@@ -131,12 +114,6 @@ def finished(path: Path, options: Config) -> bool:
 def leave(code: int) -> None:
     """Ends the process of a command."""
     output.flush()
-    if "fdg_jax.data.loading" in sys.modules:
-        from fdg_jax.data import loading
-
-        loading.leave(code)
-    if "fdg_jax.training.joined" in sys.modules:
-        from fdg_jax.training import joined
-
-        joined.leave(code)
+    loading.leave(code)
+    processes.leave(code)
     sys.exit(code)

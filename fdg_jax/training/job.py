@@ -7,8 +7,8 @@ must be asked for before JAX computes anything.
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -26,12 +26,15 @@ from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.machine import facts
 from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
-from fdg_jax.training.peers import Peers
+from fdg_jax.training.processes import Peers
 from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
 ALONE = Peers()
 WARMED_UP = ("resnet110", "resnet1202")
+Variables = Mapping[str, Any]
+# The variables of a whole network for those that it has at first and the model's name, as InitialWeights.read.
+Initial = Callable[[Variables, str], Variables]
 
 
 class Partition(NamedTuple):
@@ -50,25 +53,27 @@ class Partition(NamedTuple):
         return (0, *self.cuts, len(self.blocks))
 
 
-def partition(options: Config, dataset: data.Source, device: Any, seconds: list[float] | None = None) -> Partition:
+def partition(options: Config, dataset: data.Source, device: Any, peers: Peers = ALONE) -> Partition:
     """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
 
-    device: of stage 1, on which `--split measured` measures. seconds: of each block, if they have been measured.
+    device: of stage 1, on which `--split measured` measures.
     """
     blocks = models.blocks(options.model, dataset.classes, **model_options(options))
     has_paper_split = models.paper_split(options.model, options.K) is not None
     name = options.split or ("paper" if has_paper_split else "balanced")
-    costs, unit = (seconds, "time") if seconds else block_costs(name, options, blocks, dataset, device)
+    costs, unit = block_costs(name, options, blocks, dataset, device, peers)
     cuts = split.parse(name, options.model, options.K, len(blocks), costs)
     return Partition(blocks, name, cuts, costs, unit, has_paper_split)
 
 
 def block_costs(
-    name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any
+    name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any, peers: Peers = ALONE
 ) -> tuple[list[float], str]:
-    """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
+    """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis.
+    Process 0 measures the times for all."""
     if name == "measured" and options.K > 1:
-        return block_times.seconds(blocks, network_input(dataset, options.batch_size), device), "time"
+        batch = network_input(dataset, options.batch_size)
+        return peers.from_zero(lambda: block_times.seconds(blocks, batch, device)), "time"
     return split.costs(blocks, network_input(dataset, 1)), "FLOPs"
 
 
@@ -76,14 +81,6 @@ def network_input(dataset: data.Source, batch_size: int) -> Any:
     """The shape and dtype of a batch as block 0 takes it, after augmentation or whatever the data set does."""
     stored = jax.ShapeDtypeStruct((batch_size, *dataset.shape), dataset.dtype)
     return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))
-
-
-class InitialWeights(Protocol):
-    """The weights of --init-from (fdg_jax.training.initial)."""
-
-    def read(self, own: Mapping[str, Any], model: str) -> Mapping[str, Any]:
-        """The variables of the whole network. own: its first ones, which have their shapes. Raises BadInput."""
-        ...
 
 
 class Job(NamedTuple):
@@ -141,11 +138,11 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
         devices.stage_devices(emulated)
 
 
-def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: InitialWeights | None = None) -> Job:
+def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Initial | None = None) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
     note: what the run that is being resumed had to say of its data. peers: the processes that train together; by
-        default this one alone, even if others have joined it. initial: the weights of another network, for a new run.
+        default this one alone, even if others have joined it. initial: gives a new run the weights of another network.
     """
     dataset = peers.on_all(lambda: load_data(options, note))
     peers.compare({"data set": dataset.name, "examples": dataset.fingerprint})
@@ -157,13 +154,13 @@ def built(
     dataset: data.Source,
     peers: Peers,
     parts: Partition | None = None,
-    initial: InitialWeights | None = None,
+    initial: Initial | None = None,
 ) -> Job:
     """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
     method = methods.find(options.method)
     options, stage_devices, remark = choose_engine(options, method, peers)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
-    N, parts = len(dataset.train_inputs), parts or agreed_partition(options, dataset, stage_devices[0], peers)
+    N, parts = len(dataset.train_inputs), parts or partition(options, dataset, stage_devices[0], peers)
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
@@ -227,14 +224,6 @@ def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
     nothing = no_effect.lines(plan, options.momentum, lambda: divides)
     for line in (*nothing, *no_effect.of_run(options, plan, rates)):
         say(f"warning: {line}")
-
-
-def agreed_partition(options: Config, dataset: data.Source, device: Any, peers: Peers) -> Partition:
-    """The network's stages. Where block times decide, process 0 measures them for all."""
-    if options.split != "measured" or peers.processes == 1:
-        return partition(options, dataset, device)
-    costs = peers.from_zero(lambda: partition(options, dataset, device).costs)
-    return partition(options, dataset, device, costs)
 
 
 def load_data(options: Config, note: str) -> data.Source:
@@ -359,12 +348,12 @@ def initialise(
     parts: Partition,
     dataset: data.Source,
     options: Config,
-    initial: InitialWeights | None,
+    initial: Initial | None,
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size
     whole = split.init_whole(parts.blocks, key, network_input(dataset, B))
-    whole = initial.read(whole, options.model) if initial else whole
+    whole = initial(whole, options.model) if initial else whole
     labels = jax.ShapeDtypeStruct((B, *dataset.labels_shape), dataset.labels_dtype)
     example = jax.ShapeDtypeStruct((B, *dataset.shape), dataset.dtype), labels
     pipeline.init(key, example, variables=split.split_variables(whole, parts.cuts))

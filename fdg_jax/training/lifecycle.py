@@ -9,12 +9,11 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.errors import JaxRuntimeError
 
 from fdg_jax import durable
-from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint.run_checkpoints import SaveFailed
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
@@ -30,30 +29,15 @@ from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.report import report_page
 from fdg_jax.runs import incidents, run_files, trackers
 from fdg_jax.runs.progress import count, per_second
-from fdg_jax.training import initial, job, opening, session, trained
+from fdg_jax.training import job, opening, session, trained
 from fdg_jax.training.job import Job
-from fdg_jax.training.peers import Peers, Silent
-from fdg_jax.training.record import Diverged, Record
-from fdg_jax.training.session import Broken, Session
+from fdg_jax.training.processes import Peers, Silent
+from fdg_jax.training.record import Diverged, Run
+from fdg_jax.training.session import Broken
 
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 # A change of these between two sessions may change the last bits.
 ENVIRONMENT = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
-
-
-class Run(NamedTuple):
-    """What is trained, where its files lie, where it begins, and the command that goes on with it."""
-
-    job: Job
-    path: Path
-    session: Session
-    again: str
-
-    @property
-    def newest(self) -> Path | None:
-        """The newest checkpoint."""
-        kept = run_checkpoints.stored(self.path / run_files.CHECKPOINTS)
-        return kept[-1] if kept else None
 
 
 def prepare_and_run(
@@ -72,8 +56,8 @@ def prepare_and_run(
     made, weights = prepare(options, before, program, signals, peers)
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
     known = opening.stage_facts(made)
-    begun = session.begin(made, path, before is not None)._replace(start=start)  # what is refused changes no file
-    run = Run(made, path, begun, again(path, program.started(peers.processes)))
+    run = session.begin(made, path, before is not None)  # what is refused changes no file
+    run = run._replace(start=start, again=again(path, program.started(peers.processes)))
     config = configuration(run, options, before, known, weights)
     peers.from_zero(lambda: track(run, config))
     try:
@@ -81,15 +65,22 @@ def prepare_and_run(
             run_files.write_json(path / run_files.CONFIG, config)
         if weights:
             print(weights.line(), flush=True)
-        opening.tell(made, path, known, resumed=before is not None)
+        opening.tell(run, known)
         return tracked(run, signals)
     except OSError as error:
         return end(error, run)
 
 
+def dry_run(options: Config, program: Program, signals: Signals) -> int:
+    """`--dry-run`: prints what a run would cost; returns the exit code. Raises BadInput and Stopped."""
+    made, _ = prepare(options, None, program, signals, Peers())
+    opening.tell_costs(made, signals)
+    return 0
+
+
 def prepare(
     options: Config, before: dict[str, Any] | None, program: Program, signals: Signals, peers: Peers
-) -> tuple[Job, initial.InitialWeights | None]:
+) -> tuple[Job, trained.InitialWeights | None]:
     """(what is trained, the weights of --init-from). Raises BadInput and Stopped."""
 
     def check() -> None:
@@ -98,12 +89,13 @@ def prepare(
 
     peers.on_all(check)
     named = options.init_from if before is None else None  # a run that goes on has its own weights
-    weights = peers.on_all(lambda: initial.InitialWeights(named) if named else None)
+    weights = peers.on_all(lambda: trained.InitialWeights(named) if named else None)
     peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
     job.prepare_cpu(before, peers.on_one_core())
     with interruptible.by(signals.at_once):
-        return job.prepare(options, before["note"] if before else "", peers, weights), weights
+        initial = weights.read if weights else None
+        return job.prepare(options, before["note"] if before else "", peers, initial), weights
 
 
 def configuration(
@@ -111,7 +103,7 @@ def configuration(
     asked: Config,
     before: dict[str, Any] | None,
     known: list[dict[str, Any]],
-    weights: initial.InitialWeights | None,
+    weights: trained.InitialWeights | None,
 ) -> dict[str, Any]:
     """The content of config.json. known: the facts about the stages."""
     made = run.job
@@ -121,7 +113,7 @@ def configuration(
     if before is None or not made.peers.first:
         return config
     warn_of_changes(before, config)
-    return run_files.continued(before, config, run.session.record.step)
+    return run_files.continued(before, config, run.record.step)
 
 
 def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -137,7 +129,7 @@ def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def track(run: Run, config: dict[str, Any]) -> None:
     """Gives the record its trackers. Raises BadInput, before the training and before config.json is written."""
-    run.session.record.trackers = trackers.opened(run.session.start.track, run.path, config, run.session.resumed)
+    run.record.trackers = trackers.opened(run.start.track, run.path, config, run.resumed)
 
 
 def tracked(run: Run, signals: Signals) -> int:
@@ -147,7 +139,7 @@ def tracked(run: Run, signals: Signals) -> int:
         code = train(run, signals)
         return code
     finally:
-        run.session.record.trackers.finish(run.path, code)
+        run.record.trackers.finish(run.path, code)
 
 
 def train(run: Run, signals: Signals) -> int:
@@ -157,8 +149,7 @@ def train(run: Run, signals: Signals) -> int:
     if first:
         (run.path / run_files.SUMMARY).unlink(missing_ok=True)
     try:
-        record, parameters, state = session.run(run.job, run.path, signals, run.session)
-        summary = summarise(run.job, record, parameters, state)  # it asks all processes
+        summary = summarise(run, *session.train(run, signals))  # it asks all processes
         if first:
             run_files.write_json(run.path / run_files.SUMMARY, summary)
     except tuple(ENDINGS) as error:
@@ -201,17 +192,6 @@ def not_saved(error: SaveFailed, run: Run) -> str:
     return f"error: {error} {way_out if run.path.is_dir() else 'Nothing of the run is left there.'}"
 
 
-def not_written(path: Path, error: OSError) -> str:
-    """The disk is full, or the folder is gone. Raises any other error."""
-    if not path.is_dir():
-        fact = f"error: the run directory {path} is gone"
-        return f"{fact}. It was deleted or renamed while the run went on."
-    if not durable.is_disk_full(error):
-        raise error
-    fact = f"error: {path} cannot be written: {error.strerror}. What was saved there stays"
-    return f"{fact}. Make room on the disk, then go on with --resume."
-
-
 def broken(error: Broken, run: Run) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, LoaderFailed | BadInput | Silent):
@@ -232,7 +212,7 @@ ENDINGS: Mapping[type[BaseException], tuple[int, Callable[..., str]]] = {
     Damaged: (1, damaged),
     SaveFailed: (1, not_saved),
     Broken: (1, broken),
-    OSError: (1, lambda error, run: not_written(run.path, error)),
+    OSError: (1, lambda error, run: run_files.not_written(run.path, error)),
 }
 OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process that meets it knows
 
@@ -260,13 +240,14 @@ def again(path: Path, program: str) -> str:
 # Results.
 
 
-def summarise(job: Job, record: Record, parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
+def summarise(run: Run, parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
     """The content of summary.json.
 
     staleness and updates are what the stages counted. images_per_second (tokens_per_second of text) is None if every
     batch may have compiled.
     """
-    o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
+    job, record, o, pipeline = run.job, run.record, run.job.options, run.job.pipeline
+    epochs = record.step / job.steps_per_epoch
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
     rate, dataset = record.per_second(), job.dataset
     return {

@@ -7,13 +7,14 @@ written by a thread, from arrays that may still be unfinished, while the loop go
 The batches are a function of (seed, step) alone, so that a run which is resumed meets the same ones.
 """
 
-import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import jax
 import numpy as np
 
 from fdg_jax.checkpoint import run_checkpoints
@@ -24,16 +25,15 @@ from fdg_jax.data.loading import Loading
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
 from fdg_jax.data.text import Text
-from fdg_jax.engine.unfinished import UnfinishedOperations
+from fdg_jax.errors import reason
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import incidents
-from fdg_jax.runs.progress import Progress, per_second
-from fdg_jax.training.job import Job
+from fdg_jax.runs.progress import Progress, count, per_second
+from fdg_jax.training import watchdog
 from fdg_jax.training.policies import NonFinitePolicy, Saving
-from fdg_jax.training.profiling import Profile
-from fdg_jax.training.record import Record
-from fdg_jax.training.watchdog import HostOperations, PeerWatchdog, Watchdog
+from fdg_jax.training.record import Record, Run
 
+PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
 TEST_BATCH = 500  # at most; the largest that divides the test examples, so that one shape is compiled
 
 
@@ -42,43 +42,31 @@ class Loop:
     closes what the loop opens.
 
     Arguments:
-        job: what is trained. Its pipeline stands where the record says.
-        run: the run directory.
-        fresh: whether the run has no checkpoint yet.
-        profile: batches to be traced.
+        run: what is trained. Its pipeline stands where its record says.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        run: Path,
-        signals: Signals,
-        progress: Progress,
-        record: Record,
-        fresh: bool,
-        profile: int = 0,
-    ):
-        self.job, self.options, self.pipeline = job, job.options, job.pipeline
-        self.run, self.signals, self.progress, self.record = run, signals, progress, record
-        o, alone = job.options, job.peers.processes == 1  # of several, a signal is obeyed where all processes meet
+    def __init__(self, run: Run, signals: Signals, progress: Progress):
+        self.run, self.job, self.options, self.pipeline = run, run.job, run.job.options, run.job.pipeline
+        self.record, self.signals, self.progress = run.record, signals, progress
+        o, alone = self.options, self.job.peers.processes == 1  # of several, a signal is obeyed where all meet
         # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted knows of a cut
         # within a tick only, and a dispatch may be many ticks.
         self.in_dispatch = False
-        in_flight = job.pipeline.watch() if o.stall_seconds or not alone else None
-        self.watchdog = watchdog(job, in_flight, run) if in_flight else None
-        self.operations = HostOperations(in_flight)
-        self.feed = feed(job.dataset, o, job.steps, signals.check if alone else lambda: None)
-        self.clock = ThroughputClock(job.pipeline, record, o)
-        self.transform = job.dataset.test_transform()
-        nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, self.warn)
-        record.on_nonfinite = nonfinite.handle_metrics
-        self.saving = Saving(job, run, record, progress, nonfinite, self.operations, fresh)
-        self.profile = Profile(profile, run, self.clock.paused, progress.say)
+        self.in_flight = self.pipeline.watch() if o.stall_seconds or not alone else None
+        self.watchdog = watchdog.of_job(self.job, self.in_flight, run.path) if self.in_flight else None
+        self.feed = feed(self.job.dataset, o, self.job.steps, signals.check if alone else lambda: None)
+        self.clock = ThroughputClock(self.pipeline, self.record, o)
+        self.transform = self.job.dataset.test_transform()
+        nonfinite = NonFinitePolicy(self.job, self.feed.batch, self.warn)
+        self.record.on_nonfinite = nonfinite.handle_metrics
+        self.saving = Saving(run, progress.say, nonfinite, self.in_flight)
+        profiled = run.start.profile if self.job.peers.first else 0
+        self.profile = Profile(profiled, run.path, self.clock.paused, progress.say)
 
     def __enter__(self) -> "Loop":
         self.held = ExitStack()
-        for each in (self.feed, self.saving, self.profile):
-            self.held.callback(each.close)
+        for close in (self.feed.close, self.saving.saver.close, self.profile.close):
+            self.held.callback(close)
         if self.watchdog:
             self.held.enter_context(self.watchdog)
         return self
@@ -90,7 +78,7 @@ class Loop:
         """Prints a warning about values that are not finite, and keeps it for the report."""
         self.progress.say(line)
         if self.job.peers.first:
-            incidents.add(self.run, self.record.step, line.removeprefix("WARNING: "))
+            incidents.add(self.run.path, self.record.step, line.removeprefix("WARNING: "))
 
     def train(self) -> None:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""
@@ -119,7 +107,7 @@ class Loop:
 
     def dispatch(self) -> None:
         """Enters the next batches into the pipeline: as many as one dispatch takes."""
-        with self.operations.waiting("L", self.record.step + 1):
+        with watchdog.waiting(self.in_flight, "L", self.record.step + 1):
             work = self.feed.next(self.record.step)
         may_compile = self.clock.before_dispatch(work.shape)
         self.profile.before_dispatch(work.shape[0], may_compile)
@@ -260,6 +248,74 @@ class ThroughputClock:
             work()
 
 
+class Profile:
+    """`--profile N`: what the devices and the host do in N batches of a session, as JAX's profiler sees it.
+
+    The trace begins when nothing compiles any more, and is written by JAX in two forms: for ui.perfetto.dev, and for
+    XProf (`pip install xprof`). The same programs run in the same order, so the run computes the same bits; only its
+    speed is that of a traced run, for so many batches.
+
+    Arguments:
+        batches: to be traced; 0: none.
+        run: the run directory.
+        paused: waits for the devices, and calls a function while no time of training is counted.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, batches: int, run: Path, paused: Callable[[Callable[[], Any]], None], say: Callable[[str], None]
+    ):
+        self.left, self.folder, self.paused, self.say = batches, run / PROFILE, paused, say
+        self.traced, self.on = 0, False
+
+    def before_dispatch(self, batches: int, may_compile: bool) -> None:
+        """Begins the trace before the first dispatch that does not compile, and counts its batches."""
+        if self.left <= 0:
+            return
+        if not self.on and not may_compile:
+            self.paused(self.start)
+        if self.on:
+            self.left -= batches
+            self.traced += batches
+
+    def after_dispatch(self) -> None:
+        """Ends the trace after as many batches as were asked for."""
+        if self.on and self.left <= 0:
+            self.paused(self.stop)
+
+    def start(self) -> None:
+        try:
+            jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
+            self.on = True
+        except Exception as error:  # another profiler, of a debugger say, is at work
+            self.give_up(error)
+
+    def stop(self) -> None:
+        """Ends the trace and says where it is."""
+        self.on = False
+        try:
+            jax.profiler.stop_trace()
+        except Exception as error:
+            self.give_up(error)
+            return
+        found = sorted(self.folder.rglob(PERFETTO))
+        where = found[-1] if found else self.folder
+        batches = count(self.traced, "batch", "es")
+        self.say(f"profile of {batches}: open {where} at ui.perfetto.dev, or xprof --logdir {self.folder}")
+
+    def close(self) -> None:
+        """At the end of the session."""
+        if self.on:
+            self.paused(self.stop)
+        elif self.left > 0 and not self.traced:
+            self.give_up("every batch of this session may have compiled programs, so none was traced")
+
+    def give_up(self, why: Exception | str) -> None:
+        self.left = 0
+        fact = why if isinstance(why, str) else reason(why)
+        print(f"warning: --profile: {fact}. The run is not affected.", file=sys.stderr, flush=True)
+
+
 class Work(NamedTuple):
     """The batches of one dispatch."""
 
@@ -379,12 +435,3 @@ def even_size(examples: int, most: int) -> int:
     """Examples in a test batch: the largest divisor up to `most`, unless there is only a small one."""
     even = max(size for size in range(1, min(most, examples) + 1) if examples % size == 0)
     return even if even > most // 5 or even == examples else min(most, examples)
-
-
-def watchdog(job: Job, in_flight: UnfinishedOperations, run: Path) -> Watchdog:
-    """What looks after the operations under way, and after the messages of other processes."""
-    seconds, peers = job.options.stall_seconds, job.peers
-    if peers.processes == 1:
-        return Watchdog(in_flight, seconds, run)
-    processes = [device.process_index for device in job.pipeline.devices]
-    return PeerWatchdog(in_flight, seconds or math.inf, run, peers.seconds, lambda k: processes[k - 1], peers.process)

@@ -4,8 +4,6 @@
 import contextlib
 import math
 from collections.abc import Callable
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,13 +13,13 @@ from fdg_jax.checkpoint.run_checkpoints import NotFinite, SaveFailed
 from fdg_jax.config import FIELDS
 from fdg_jax.data import fingerprint
 from fdg_jax.engine.losses import Metrics
+from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import run_files
-from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training.job import Job
-from fdg_jax.training.record import Diverged, Record, raise_diverged
-from fdg_jax.training.watchdog import HostOperations
+from fdg_jax.training.record import Diverged, Run, raise_diverged
+from fdg_jax.training.watchdog import waiting
 
 MOST_WARNINGS = 10  # warnings about non-finite values before going quiet
 
@@ -30,23 +28,16 @@ class NonFinitePolicy:
     """Ends the training or lets it go on when values are not finite.
 
     Arguments:
-        on_nan: stop, skip or rollback, as `--on-nan`. For rollback, too, Diverged is raised here; who catches it
-            goes back.
-        pipeline: asked which stage was the first to compute something that is not finite.
+        job: whose --on-nan is obeyed: stop, skip or rollback. For rollback, too, Diverged is raised here; who catches
+            it goes back. Its pipeline is asked which stage was the first to compute something that is not finite.
         batch_after: gives the batch (inputs, labels) that follows a number of batches, to ask the pipeline about it.
         say: prints a line.
     """
 
-    def __init__(
-        self, on_nan: str, pipeline: Any, batch_after: Callable[[int], tuple[Any, Any]], say: Callable[[str], None]
-    ):
-        self.skips = on_nan == "skip"
-        self.pipeline, self.batch_after, self.say = pipeline, batch_after, say
+    def __init__(self, job: Job, batch_after: Callable[[int], tuple[Any, Any]], say: Callable[[str], None]):
+        self.skips, self.pipeline = job.options.on_nan == "skip", job.pipeline
+        self.batch_after, self.say = batch_after, say
         self.warnings = 0
-
-    def refused_updates_expected(self, record: Any) -> tuple[int, ...] | None:
-        """The refused updates that a checkpoint may contain: those already reported, or with skip any (None)."""
-        return None if self.skips else record.bad
 
     def handle_metrics(self, metrics: Metrics) -> None:
         """For a batch whose loss is not finite or with which a refused update became known: raises Diverged, or warns
@@ -82,30 +73,32 @@ class Saving:
     """Asks a run_checkpoints.Saver, which writes in a thread, for the checkpoints of one session.
 
     Arguments:
-        run: the run directory.
-        fresh: whether the run has no checkpoint yet.
+        say: prints a line.
+        unfinished: to which the waiting for a checkpoint is told; None if nobody watches.
     """
 
     def __init__(
         self,
-        job: Job,
-        run: Path,
-        record: Record,
-        progress: Progress,
+        run: Run,
+        say: Callable[[str], None],
         nonfinite: NonFinitePolicy,
-        operations: HostOperations,
-        fresh: bool,
+        unfinished: UnfinishedOperations | None,
     ):
-        self.job, self.options, self.pipeline = job, job.options, job.pipeline
-        self.record, self.progress = record, progress
-        self.nonfinite, self.operations = nonfinite, operations
-        self.root = run / CHECKPOINTS
-        self.saver = run_checkpoints.Saver(self.root, about_job(job), job.options.keep, record.flush, job.peers)
-        self.saver.best = record.best_step if job.options.keep_best else None
-        self.saver.step = -1 if fresh else record.step
-        if job.peers.first:
+        self.job, self.options, self.record, self.pipeline = run.job, run.job.options, run.record, run.job.pipeline
+        self.say, self.nonfinite, self.unfinished = say, nonfinite, unfinished
+        self.root = run.path / CHECKPOINTS
+        self.saver = run_checkpoints.Saver(
+            self.root, about_job(self.job), self.options.keep, self.record.flush, self.job.peers
+        )
+        self.begin(run.fresh)
+        if self.job.peers.first:
             self.saver.prune()  # a process that was killed may not have got to it
-        self.last_save_attempt = record.step  # the newest step at which a checkpoint was due
+
+    def begin(self, fresh: bool = False) -> None:
+        """Goes on from the checkpoint that the record has been restored from. fresh: there is none."""
+        self.saver.best = self.record.best_step if self.options.keep_best else None
+        self.saver.step = -1 if fresh else self.record.step
+        self.last_save_attempt = self.record.step  # the newest step at which a checkpoint was due
         self.drained = False  # whether batches in flight have been used up: such a state is never saved
 
     def due(self) -> bool:
@@ -126,7 +119,7 @@ class Saving:
             return
         self.record.losses(self.pipeline.losses())
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
-        expected = self.nonfinite.refused_updates_expected(self.record)
+        expected = None if self.nonfinite.skips else self.record.bad  # those that were reported, or any
         state = self.pipeline.snapshot(own=True)
         self.saver.save(self.record.step, state, self.record.state() | unread, expected, best)
 
@@ -143,13 +136,13 @@ class Saving:
         Raises: SaveFailed, Diverged.
         """
         try:
-            with self.operations.waiting("C", self.saver.step):
+            with waiting(self.unfinished, "C", self.saver.step):
                 self.saver.wait()
         except run_checkpoints.SaveFailed as failed:
             if needed or last or self.options.on_failed_save == "stop" or self.saver.is_gone():
                 raise
             earlier = "The earlier ones stay, and the" if run_checkpoints.stored(self.root) else "The"
-            self.progress.say(f"WARNING: {failed} {earlier} run goes on.")
+            self.say(f"WARNING: {failed} {earlier} run goes on.")
         except run_checkpoints.NotFinite as found:
             self.nonfinite.handle_state(found, needed)
 
@@ -170,23 +163,13 @@ class Saving:
         try:
             self.saver.wait()
         except (run_checkpoints.SaveFailed, run_checkpoints.NotFinite) as failed:
-            self.progress.say(f"WARNING: {failed}")
-
-    def gone_back(self) -> None:
-        """Goes on from the checkpoint that the record has been restored from."""
-        self.saver.best = self.record.best_step if self.options.keep_best else None
-        self.saver.step = self.last_save_attempt = self.record.step
-        self.drained = False
-
-    def close(self) -> None:
-        """Waits for the checkpoint under way, whatever becomes of it."""
-        self.saver.close()
+            self.say(f"WARNING: {failed}")
 
 
-def versions() -> dict[str, str]:
+def versions() -> dict[str, str | None]:
     """The versions that a checkpoint's bits depend on; the compiler is part of jaxlib."""
-    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": run_files.own_version()}
-    return {**names, "backend": jax.default_backend()}
+    names = ("jax", "jaxlib", "fdg_jax")
+    return {**{name: run_files.version(name) for name in names}, "backend": jax.default_backend()}
 
 
 def about_job(job: Job) -> dict[str, Any]:

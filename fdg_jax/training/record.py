@@ -1,82 +1,80 @@
-"""What a training loop records: losses averaged into lines, evaluations, and speed without compilation.
+"""A run, and what its training loop records: losses averaged into lines, evaluations, and speed without compilation.
 
 `Record` goes into every checkpoint. So a resumed run logs the same lines at the same steps as one that was never
 stopped.
 """
 
+import json
 import math
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fdg_jax import durable
+from fdg_jax.checkpoint.run_checkpoints import stored
 from fdg_jax.checkpoint.state import Reading, describe_first_refused, number, numbers, real, reals
 from fdg_jax.config import run_length
 from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.runs.run_files import METRICS, MetricsLog, newest_points
-from fdg_jax.runs.tensorboard import Scalars
+from fdg_jax.options.common import ONE_RUN, Start
+from fdg_jax.runs.run_files import CHECKPOINTS, METRICS, cut_back, newest_points
 from fdg_jax.runs.trackers import NO_TRACKERS, Trackers
+from fdg_jax.runs.trackers import tensorboard as open_board
+from fdg_jax.strict_json import finite
+from fdg_jax.training.job import Job
 
 
 class RunLog:
-    """The open files of a run directory.
+    """The open files of a run directory: `metrics.jsonl`, a line for each event, and TensorBoard's curves.
 
     Arguments:
         run: the run directory.
         lines: how many lines of metrics.jsonl the checkpoint counts; later ones are dropped.
         step: the batch at which TensorBoard's curves begin.
-        tensorboard: whether there are curves.
+        tensorboard: whether there are such curves.
         trackers: that get the same curves. They outlive the log.
+
+    `lines` is the number of lines so far, which a checkpoint contains.
     """
 
-    def __init__(self, run: Path, lines: int, step: int, tensorboard: bool, trackers: Trackers = NO_TRACKERS):
-        self.trackers, newest = trackers, newest_points(run)
-        self.metrics = MetricsLog(run / METRICS, lines)
-        if self.metrics.lines < lines:
-            fact = f"{run / METRICS} has {self.metrics.lines} of the {lines} lines that it had at the checkpoint"
+    def __init__(
+        self, run: Path, lines: int = 0, step: int = 0, tensorboard: bool = False, trackers: Trackers = NO_TRACKERS
+    ):
+        path, newest = run / METRICS, newest_points(run)
+        self.lines = cut_back(path, lines)
+        if self.lines < lines:
+            fact = f"{path} has {self.lines} of the {lines} lines that it had at the checkpoint"
             print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
-        self.curves = Scalars(run / "tensorboard" if tensorboard else None, step, newest)
+        self.file = path.open("a+", encoding="utf-8")
+        durable.flush_folder(run)
+        self.trackers, self.board = trackers, open_board(run, step, newest) if tensorboard else NO_TRACKERS
 
-    @property
-    def lines(self) -> int:
-        """Lines of metrics.jsonl so far."""
-        return self.metrics.lines
-
-    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
-        """Adds a line, and a point to each curve at the event's step."""
-        self.metrics.append(event)
-        self.curves.add(event["step"], curves)
+    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None] = MappingProxyType({})) -> None:
+        """Writes a line, and adds a point to each curve at the event's step."""
+        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
+        self.file.flush()
+        self.lines += 1
+        self.board.add(event["step"], curves)
         self.trackers.add(event["step"], curves)
 
     def flush(self) -> None:
         """Brings everything so far to the disk. The thread that writes checkpoints calls it."""
-        self.metrics.flush()
-        self.curves.flush()
+        os.fsync(self.file.fileno())
+        self.board.flush()
 
     def close(self) -> None:
-        self.metrics.close()
-        self.curves.close()
-
-
-class CountedLog:
-    """The log of a process that writes no files. Its members are those of `RunLog`."""
-
-    def __init__(self, lines: int):
-        self.lines = lines
-
-    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
-        """Counts a line."""
-        self.lines += 1
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+        """Closes the files."""
+        self.file.close()
+        for client in self.board.clients.values():
+            client.finish({}, 0)
 
 
 HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
@@ -189,12 +187,13 @@ class Record:
         self.on_nonfinite: Callable[[Metrics], None] = raise_diverged
         self.speed = Speed()
         self.trackers = NO_TRACKERS
+        self.log: RunLog | None = None
         self._began = time.monotonic()
 
     def open(self, run: Path, tensorboard: bool) -> None:
         """Opens the files; lines after the checkpoint are dropped."""
-        files = (run, self.lines, self.step, tensorboard, self.trackers)
-        self.log = RunLog(*files) if self.writes else CountedLog(self.lines)
+        if self.writes:
+            self.log = RunLog(run, self.lines, self.step, tensorboard, self.trackers)
         self._began = time.monotonic()
 
     def catch_up(self) -> None:
@@ -204,11 +203,13 @@ class Record:
 
     def close(self) -> None:
         """Closes the files."""
-        self.log.close()
+        if self.log:
+            self.log.close()
 
     def flush(self) -> None:
         """Brings what was written so far to the disk. The thread that writes checkpoints calls it."""
-        self.log.flush()
+        if self.log:
+            self.log.flush()
 
     def state(self) -> dict[str, Any]:
         """The numbers that a checkpoint keeps; `restore` is the inverse."""
@@ -216,7 +217,7 @@ class Record:
             "step": self.step,
             "seconds": self.elapsed(),
             "evaluated": self.evaluated,
-            "lines": self.log.lines,
+            "lines": self.log.lines if self.log else self.lines,
             "sessions": self.sessions,
             "timed_images": self.timed_units,  # the name in checkpoints since there was nothing but images
             "timed_seconds": self.timed_seconds,
@@ -296,8 +297,13 @@ class Record:
             "learning_rate": self.learning_rate(step),
             f"{self.unit}_per_second": rate if rate is None else round(rate, 2),
         }
-        self.log.append(event, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
+        self.write(event, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
+
+    def write(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
+        """Writes an event, in the process that writes files."""
+        if self.log:
+            self.log.append(event, curves)
 
     def learning_rate(self, step: int) -> float:
         """The rate of batch `step`, from 1, with the digits of a float32."""
@@ -318,7 +324,7 @@ class Record:
         more = self.measures(loss)
         event |= {"test_loss": loss, "test_error_percent": error_percent, **more}
         curves = {f"test/{name.removeprefix('test_')}": value for name, value in more.items()}
-        self.log.append(event, {"test/loss": loss, "test/error_percent": error_percent, **curves})
+        self.write(event, {"test/loss": loss, "test/error_percent": error_percent, **curves})
         return best
 
     def train_loss(self) -> float:
@@ -329,3 +335,25 @@ class Record:
         """The speed of training in images or tokens, without compilation and evaluation; None if nothing has been timed
         yet."""
         return self.timed_units / self.timed_seconds if self.timed_seconds > 0 else None
+
+
+class Run(NamedTuple):
+    """What is trained, where its files lie, and where this session of it begins.
+
+    resumed: it was begun before. fresh: there is no checkpoint of it. start: what is traced and tracked.
+    again: the command that goes on with it.
+    """
+
+    job: Job
+    path: Path
+    record: Record
+    resumed: bool
+    fresh: bool
+    start: Start = ONE_RUN
+    again: str = ""
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint."""
+        kept = stored(self.path / CHECKPOINTS)
+        return kept[-1] if kept else None

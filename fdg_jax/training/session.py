@@ -4,7 +4,7 @@ it can."""
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fdg_jax import data, durable
 from fdg_jax.checkpoint import run_checkpoints
@@ -13,14 +13,13 @@ from fdg_jax.data import fingerprint
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine.signals import Signals, Stopped
-from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.runs import reading, run_files
 from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training.job import Job
 from fdg_jax.training.loop import Loop
 from fdg_jax.training.policies import about_job, versions
-from fdg_jax.training.record import Diverged, Record
+from fdg_jax.training.record import Diverged, Record, Run
 
 
 class Broken(Exception):
@@ -28,26 +27,12 @@ class Broken(Exception):
     written."""
 
 
-class Session(NamedTuple):
-    """Where a session begins.
-
-    resumed: the run was begun before; fresh: there is no checkpoint of it. start: what is traced and tracked.
-    """
-
-    record: Record
-    resumed: bool
-    fresh: bool
-    start: Start = ONE_RUN
-
-
-def begin(job: Job, path: Path, resume: bool) -> Session:
+def begin(job: Job, path: Path, resume: bool) -> Run:
     """Restores the newest checkpoint of a run that goes on. Changes no file of it but what is damaged or a remainder.
     BadInput when there is nothing whole to resume from, or the run could not go on with the same bits."""
-    o, root = job.options, path / CHECKPOINTS
+    o, root, examples = job.options, path / CHECKPOINTS, len(job.dataset.train_inputs)
     job.peers.from_zero(lambda: run_checkpoints.sweep(root))
-    writes = job.peers.first
-    examples = len(job.dataset.train_inputs)
-    record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes, job.dataset)
+    record = Record(examples, o.batch_size, o.log_every, job.learning_rates, job.peers.first, job.dataset)
     found = newest(job, root) if resume else None
     if resume and found is None:
         job.peers.from_zero(lambda: refuse_lost(job, path))
@@ -58,7 +43,7 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
         reading.refuse_less(job.steps, record.step)
 
     job.peers.on_all(restore)
-    return Session(record, resume, fresh=found is None)
+    return Run(job, path, record, resume, fresh=found is None)
 
 
 def refuse_lost(job: Job, path: Path) -> None:
@@ -92,14 +77,6 @@ def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
     if step is None:
         return None
     return job.peers.on_all(lambda: found or run_checkpoints.load(run_checkpoints.path_of(root, step)))
-
-
-def where(begun: Session, steps: int) -> str:
-    """A sentence on where a resumed run goes on."""
-    step = begun.record.step
-    if begun.fresh:
-        return "there is no checkpoint: from the beginning"
-    return f"going on after batch {step:,} of {steps:,}"
 
 
 def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
@@ -138,14 +115,11 @@ def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> Non
         raise BadInput(f"{fact}. {where}{'' if flag == 'evaluating' else ', or start a new run'}.")
 
 
-def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Record, str, str]:
+def train(run: Run, signals: Signals) -> tuple[str, str]:
     """Trains to the end.
 
-    Arguments:
-        path: the run directory.
-        session: where the training begins.
     Returns:
-        The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
+        sha256 of the parameters, and of the last checkpoint's state.
     Raises:
         Stopped: a signal came; a checkpoint was written.
         Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, if there is one
@@ -155,17 +129,16 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
         OSError: the disk is full; a checkpoint was tried.
         Broken: anything else went wrong; a checkpoint was tried.
     """
-    record = session.record
-    record.open(path, job.options.tensorboard)
+    job, record = run.job, run.record
+    record.open(run.path, job.options.tensorboard)
     try:
-        about = job.steps, record.step, job.options.epochs
-        with Progress(*about, unit=record.unit) as progress:
-            if session.resumed:
-                progress.say(where(session, job.steps))
-            profile = session.start.profile if job.peers.first else 0
-            with Loop(job, path, signals, progress, record, session.fresh, profile) as loop:
+        with Progress(job.steps, record.step, job.options.epochs, unit=record.unit) as progress:
+            if run.resumed:
+                batch = f"going on after batch {record.step:,} of {job.steps:,}"
+                progress.say("there is no checkpoint: from the beginning" if run.fresh else batch)
+            with Loop(run, signals, progress) as loop:
                 try:
-                    return record, *train_with_rollback(loop)
+                    return train_with_rollback(loop)
                 except (Stopped, Damaged) as ended:
                     if isinstance(ended, Damaged):
                         job.peers.lost = True
@@ -219,9 +192,9 @@ def roll_back(loop: Loop, why: Diverged) -> None:
     record.sessions -= 1  # it is still the same session
     record.close()
     if record.trackers.clients:
-        record.trackers.write(loop.run)
-    record.open(loop.run, loop.options.tensorboard)
-    saving.gone_back()
+        record.trackers.write(loop.run.path)
+    record.open(loop.run.path, loop.options.tensorboard)
+    saving.begin()
     loop.in_dispatch = False
     loop.warn(f"WARNING: gone back to the checkpoint after batch {record.step:,}.")
 

@@ -1,12 +1,16 @@
-"""The network that a run has trained, uncut, with its weights on the host: it predicts, evaluates and goes to a file.
+"""The network that a run has trained, uncut, with its weights on the host: `fdg_jax.load_run`, and `--init-from`.
 
-It has no stages and no state of training. So it works on any number of devices, and without the run's data.
+It has no stages and no state of training. So it works on any number of devices, and without the run's data. It
+predicts, evaluates, goes to a file, or gives its weights to a new run.
 """
 
 import dataclasses
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,20 +20,29 @@ import numpy as np
 
 from fdg_jax import models, split, strict_json
 from fdg_jax.arrays import shown
-from fdg_jax.checkpoint.weights import HASH, Weights, save_weights
+from fdg_jax.checkpoint import run_checkpoints
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.weights import HASH, Weights, load_weights, save_weights
 from fdg_jax.config import FIELDS, Config, model_options
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.text import Text
 from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
-from fdg_jax.errors import BadInput, first_line
+from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import programs
 from fdg_jax.runs import reading
+from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.stage.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stage.precision import precision
 from fdg_jax.training import job, loop, session
+from fdg_jax.training.job import Partition
 
-Tree = Any
+Variables = Mapping[str, Any]
+AnyPath = str | os.PathLike[str]
+Which = int | str | None
+# A stage's array in a state of either engine; DGL has a [0] for the network, beside its auxiliary one.
+OF_BLOCK = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.(params|extra)(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)
+OF_A_RUN = re.compile(r"(.+)@(\d+|best)", re.S)  # of --init-from: RUN@STEP or RUN@best
 
 
 class Inputs(NamedTuple):
@@ -91,9 +104,9 @@ def cuts_of(options: Config, blocks: Sequence[nn.Module]) -> tuple[int, ...]:
     return split.parse(options.split or "", options.model, options.K, len(blocks)) if options.K > 1 else ()
 
 
-def with_data(options: Config, data_dir: str | os.PathLike[str] | None) -> Config:
-    """The options with another place of the data set, if one is given."""
-    return options if data_dir is None else dataclasses.replace(options, data_dir=str(data_dir))
+def taken(about: Mapping[str, Any]) -> str:
+    """When the weights of a run were taken, in words."""
+    return f"after batch {about['step']:,}, {'every batch' if about['drained'] else 'batches in flight not'} used"
 
 
 class Trained:
@@ -109,7 +122,7 @@ class Trained:
         were used before), parameters_sha256, data (the fingerprint of the data set).
     """
 
-    def __init__(self, options: Config, inputs: Inputs, variables: Mapping[str, Tree], about: Mapping[str, Any]):
+    def __init__(self, options: Config, inputs: Inputs, variables: Variables, about: Mapping[str, Any]):
         self.options, self.inputs, self.variables, self.about = options, inputs, dict(variables), dict(about)
         self.blocks = blocks_of(options, inputs)
         self.network: nn.Module = split.whole(self.blocks)
@@ -121,8 +134,7 @@ class Trained:
     @property
     def which(self) -> str:
         """Which weights these are, in words."""
-        drained = "every batch used" if self.about["drained"] else "batches in flight not used"
-        return f"after batch {self.about['step']:,}, {drained}"
+        return taken(self.about)
 
     @cached_property
     def preprocess(self) -> Callable[[Any], jax.Array]:
@@ -173,10 +185,7 @@ class Trained:
         return np.asarray(self.outputs(images))
 
     def evaluate(
-        self,
-        batches: Iterable | None = None,
-        data_dir: str | os.PathLike[str] | None = None,
-        text: Sequence[str | os.PathLike[str]] | None = None,
+        self, batches: Iterable | None = None, data_dir: AnyPath | None = None, text: Sequence[AnyPath] | None = None
     ) -> Evaluation:
         """Test loss and top-1 error.
 
@@ -192,21 +201,17 @@ class Trained:
         found = self.test_batches(data_dir, text) if batches is None else batches
         return evaluate(lambda images, labels: run(self.outputs(images), np.asarray(labels)), found)
 
-    def test_batches(
-        self, data_dir: str | os.PathLike[str] | None = None, text: Sequence[str | os.PathLike[str]] | None = None
-    ) -> Iterable:
+    def test_batches(self, data_dir: AnyPath | None = None, text: Sequence[AnyPath] | None = None) -> Iterable:
         """The test images of the run's data set, in the batches in which the run evaluates."""
         if wrong := text if self.inputs.mean else data_dir:
             ours, theirs = ("--data-dir", "--text") if self.inputs.mean else ("--text", "--data-dir")
             raise BadInput(f"{theirs} {wrong}: {self.options.dataset} has no such option. Use {ours}, or leave it out.")
-        options = with_data(self.options, data_dir)
-        if text is not None:
-            options = dataclasses.replace(options, text=os.pathsep.join(map(str, text)))
-        source = job.load_data(options, "")
+        files = None if text is None else os.pathsep.join(map(str, text))
+        source = job.load_data(at(self.options, data_dir=data_dir, text=files), "")
         session.check_data(source, self.about, "evaluating")
         return loop.feed(source, self.options, 0).test()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: AnyPath) -> None:
         """Writes the weights into a safetensors file (fdg_jax.save_weights), with what is needed to use them.
 
         The header has model, dataset, K, step, drained, input_shape, input_dtype, classes, mean, std, data, and the
@@ -223,6 +228,161 @@ class Trained:
         about |= {"input_shape": inputs.shape, "input_dtype": inputs.example(1).dtype.name, **inputs._asdict()}
         del about["shape"]
         save_weights(path, self.variables, {**about, **self.about})
+
+
+def load_run(run: AnyPath, checkpoint: Which = None, data_dir: AnyPath | None = None) -> Trained:
+    """The network that a run has trained, uncut, for predicting, evaluating and plain Flax.
+
+    Without `checkpoint`, the weights of a finished run are those of summary.json: the batches that its last checkpoint
+    has in flight are used first, as the command does at the end of a run (unless --no-drain). Those of a run that is
+    not finished, and of a checkpoint that is asked for, are as they were then, with batches in flight not used: the
+    weights that the run's evaluation at that batch had.
+
+    Call it before JAX computes anything: it then asks for as many CPU devices as the run had, by which programs give
+    the run's bits. Where they cannot, it warns. The data set is not needed.
+
+    Arguments:
+        run: the run directory; or a file that `python -m fdg_jax.export` wrote.
+        checkpoint: the number of batches after which the checkpoint was written; or "best", for the lowest test error,
+            whose checkpoint --keep-best keeps.
+        data_dir: for runs made by versions that did not write into config.json what the network takes: where the data
+            set is; by default as the run was told.
+
+    Raises:
+        BadInput: there is no run, no such checkpoint, or a file is damaged.
+
+    Example: `fdg_jax.load_run("runs/mine").predict(images)`
+    """
+    trained, remark = read(Path(run), checkpoint, data_dir)
+    if remark:
+        warnings.warn(remark, stacklevel=2)
+    return trained
+
+
+def read(
+    path: Path, which: Which = None, data_dir: AnyPath | None = None, as_it_ran: bool = True
+) -> tuple[Trained, str]:
+    """(the network, a remark where its weights are not the run's to the last bit). Arguments as of `load_run`.
+
+    as_it_ran: asks for the CPU devices of the run, so that programs give its bits; else JAX is left as it is.
+    """
+    if path.is_file():
+        if which is not None:
+            raise BadInput(f"{path} is a file of weights, which has no checkpoints. Give the run directory.")
+        return from_file(str(path), load_weights(path)), ""
+    if not there(path / CONFIG):
+        raise BadInput(f"{path} holds no run ({CONFIG} is not there). Give a run directory, or an exported file.")
+    config = reading.config(path, {name: field.default for name, field in FIELDS.items() if name != "resume"})
+    options = Config(**{name: config[name] for name in FIELDS if name != "resume"})
+    step, last = chosen(path, which)
+    if as_it_ran:
+        job.prepare_cpu(config)  # before reading a checkpoint starts JAX
+    state, _, about = run_checkpoints.load(run_checkpoints.path_of(path / CHECKPOINTS, step))
+    if "inputs" in config:
+        inputs = read_inputs(config["inputs"], f"{path / CONFIG}: inputs")
+    else:  # an earlier version made the run
+        inputs = inputs_of(job.load_data(at(options, data_dir=data_dir), ""))
+    blocks = blocks_of(options, inputs)
+    variables = network_variables(state, network_shapes(blocks, inputs, path / CONFIG))
+    found = states.parameters_sha256([variables["params"]])
+    expected, remark = final_sha256(path, step) if last else None, ""
+    drained = expected is not None and options.drain
+    if drained and found != expected:
+        try:
+            variables = drain(state, options, inputs, blocks)
+        except BadInput as error:  # of an accelerator, or of another version
+            way_out = f"Ask for the checkpoint after batch {step}, which leaves the batches in flight out"
+            raise BadInput(f"{error} {way_out}.") from None
+        found = states.parameters_sha256([variables["params"]])
+    if expected not in (None, found):
+        fact = f"the weights differ from those of {path} in last bits: this machine computes the batches in flight"
+        remark = f"{fact} in another way. From Python, call load_run before anything that makes an array."
+    facts = {"step": step, "drained": drained, HASH: found, "data": about.get("data")}
+    return Trained(options, inputs, variables, facts), remark
+
+
+def chosen(path: Path, which: Which) -> tuple[int, bool]:
+    """(the step of a checkpoint, whether the end of the run is asked for). Raises BadInput if it is not there."""
+    try:
+        steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.listed(path / CHECKPOINTS)]
+    except OSError as error:
+        raise BadInput(f"the checkpoints of {path} cannot be listed: {reason(error)}.") from None
+    if not steps:
+        raise BadInput(f"{path} has no checkpoint yet. Train on with --resume, or give another run.")
+    there = f"There are checkpoints after batches {', '.join(map(str, steps))}."
+    if which is None:
+        return steps[-1], True
+    if which == "best":
+        tested = [event for event in reading.events(path) if event.get("test_error_percent") is not None]
+        if not tested:
+            raise BadInput(f"{path} has not been evaluated yet, so there is no best checkpoint. {there}")
+        best = min(tested, key=lambda event: event["test_error_percent"])
+        if final_sha256(path, best["step"]):
+            return steps[-1], True
+        if best["step"] not in steps:
+            fact = f"the best test error, {best['test_error_percent']:.2f}% after batch {best['step']}"
+            raise BadInput(f"{fact}, has no checkpoint any more: train with --keep-best to keep it. {there}")
+        return best["step"], False
+    if isinstance(which, bool) or not isinstance(which, int):
+        raise BadInput(f'checkpoint={which!r} is neither a number of batches nor "best". {there}')
+    if which not in steps:
+        raise BadInput(f"{path} has no checkpoint after batch {which}. {there}")
+    return which, False
+
+
+def final_sha256(path: Path, step: int) -> str | None:
+    """The hash of a run's final weights; None where it did not end at that batch."""
+    if not (path / SUMMARY).is_file():
+        return None
+    summary = reading.summary(path)
+    return summary.get("final_parameters_sha256") if summary["steps"] == step else None
+
+
+def at(options: Config, **places: AnyPath | None) -> Config:
+    """The options with other places of the data, where they are given."""
+    return dataclasses.replace(options, **{name: str(place) for name, place in places.items() if place is not None})
+
+
+def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """The Flax variables of the uncut network, as they are in a state: without the batches that are in flight.
+
+    Arguments:
+        state: of a pipeline that was cut into stages of the network's blocks.
+        shapes: the shapes and dtypes of its variables, uncut (`network_shapes`).
+
+    Returns: {"params": {"block000": ...}, "batch_stats": ...}, NumPy arrays.
+
+    Raises:
+        BadInput: the state is of another network.
+    """
+    found = {place.groups(): value for name, value in state.items() if (place := OF_BLOCK.fullmatch(name))}
+
+    def leaf(path: Any, like: Any) -> Any:
+        collection, rest = path[0].key, jax.tree_util.keystr(path[1:])
+        part, where = ("params", "") if collection == "params" else ("extra", f"[{collection!r}]")
+        value = found.get((part, where, rest))
+        if value is not None and value.ndim > like.ndim:  # data parallelism's replicas have statistics of their own
+            value = value[0]
+        if value is None or (value.dtype, value.shape) != (like.dtype, like.shape):
+            fact = f"the checkpoint has no {collection}{rest} {like.dtype}{list(like.shape)}"
+            raise BadInput(f"{fact}: it is of another network than config.json names.")
+        return np.asarray(value)
+
+    return dict(jax.tree_util.tree_map_with_path(leaf, shapes))
+
+
+def drain(state: Mapping[str, Any], options: Config, inputs: Inputs, blocks: Sequence[nn.Module]) -> dict[str, Any]:
+    """The weights once the batches in flight of a state have updated all stages, by a pipeline like the run's.
+
+    The batches in flight are in the state, so the data set may be one of zeros.
+    """
+    source = inputs.zeros(options.dataset, options.train_size or options.batch_size)
+    cuts, costs = cuts_of(options, blocks), [1.0] * len(blocks)  # nobody asks for these
+    parts = Partition(list(blocks), options.split or "", cuts, costs, "FLOPs", has_paper_split=False)
+    pipeline = job.built(options, source, job.ALONE, parts).pipeline
+    pipeline.restore(state, finite=False)  # checkpoints are judged when they are written
+    pipeline.drain()
+    return pipeline.export(whole=True)
 
 
 def from_file(path: str, weights: Weights) -> Trained:
@@ -250,7 +410,7 @@ def from_file(path: str, weights: Weights) -> Trained:
     return found
 
 
-def network_shapes(blocks: Sequence[nn.Module], inputs: Inputs, where: object) -> Tree:
+def network_shapes(blocks: Sequence[nn.Module], inputs: Inputs, where: object) -> Variables:
     """The shapes and dtypes of the uncut network's variables. where: the file that says what it takes, for the message.
 
     Raises BadInput where the network cannot take that.
@@ -260,3 +420,71 @@ def network_shapes(blocks: Sequence[nn.Module], inputs: Inputs, where: object) -
     except Exception as error:  # whatever a layer raises
         fact = f"{where} is damaged: the network cannot take inputs of {list(inputs.shape)}"
         raise BadInput(f"{fact} ({first_line(error)}).") from None
+
+
+class InitialWeights:
+    """`--init-from RUN|FILE`: the weights and statistics that a new run begins with.
+
+    Only what belongs to the network is taken, by the names of its blocks. So the other run may have had any K, split,
+    method, optimizer and version. Optimizer, learning rate and the order of the batches begin anew.
+
+    about: from where, and the sha256 of the parameters; of a run also after which batch (`step`) and whether the
+        batches in flight had been used (`drained`). {} until they are read.
+
+    Arguments:
+        given: the value of --init-from: a run directory, RUN@STEP or RUN@best for one of its checkpoints, or a file of
+            weights.
+
+    Raises:
+        BadInput: there is no such run or file.
+    """
+
+    def __init__(self, given: str):
+        self.given, self.path, self.which, self.about = given, Path(given), None, {}
+        if not os.path.lexists(given) and (found := OF_A_RUN.fullmatch(given)):
+            self.path, self.which = Path(found[1]), found[2] if found[2] == "best" else int(found[2])
+        if not self.path.is_file() and not there(self.path / CONFIG):
+            fact = f"--init-from {given}: {self.path} is no file of weights and holds no run ({CONFIG} is not there)"
+            raise BadInput(f"{fact}. Give RUN, RUN@STEP, RUN@best, or a file that fdg_jax.export wrote.")
+
+    def read(self, own: Variables, model: str) -> Variables:
+        """The variables of the whole network.
+
+        Arguments:
+            own: the network's first variables, which have its shapes and dtypes. model: its name, for the message.
+
+        Raises:
+            BadInput: they are of another network, there is no such checkpoint, or a file is damaged.
+        """
+        try:
+            if self.path.is_file() and self.which is None:  # perhaps one that names no network
+                weights = load_weights(self.path)
+                found, about = weights.variables, {HASH: weights.about[HASH]}
+            else:
+                trained, _ = read(self.path, self.which, as_it_ran=False)
+                found, about = trained.variables, {name: trained.about[name] for name in ("step", "drained", HASH)}
+        except BadInput as error:
+            raise BadInput(f"--init-from {self.given}: {error}") from None
+        theirs, ours = shapes(found), shapes(own)
+        for name in ours | theirs:
+            if ours.get(name) != theirs.get(name):
+                fact = f"--init-from {self.given}: it has {size(found)}, and {model} has {size(own)}"
+                other = f"{name} is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                raise BadInput(f"{fact}; {other}. Train the network that it is of.")
+        self.about = {"from": self.given, **about}
+        return found
+
+    def line(self) -> str:
+        """A line for the opening of the run."""
+        return f"weights    of {self.path} {taken(self.about) if 'step' in self.about else ''}".rstrip()
+
+
+def shapes(tree: Variables) -> dict[str, str]:
+    """The shapes and dtypes of the arrays of a tree by their paths."""
+    return {jax.tree_util.keystr(path): shown(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(dict(tree))}
+
+
+def size(tree: Variables) -> str:
+    """The size of a network in words."""
+    params = tree.get("params", {})
+    return f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters in {len(params)} blocks"

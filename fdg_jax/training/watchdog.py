@@ -6,11 +6,11 @@ person to decide.
 """
 
 import contextlib
-import json
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
@@ -18,8 +18,10 @@ from typing import Any
 
 from fdg_jax.engine.unfinished import MESSAGE, Dispatched, UnfinishedOperations
 from fdg_jax.machine import output
+from fdg_jax.runs import incidents
+from fdg_jax.runs.incidents import STALLS
+from fdg_jax.training.job import Job
 
-STALLS = "stalls.jsonl"
 WORDS = {"F": "forward pass", "B": "backward pass and update", "S": "synthesizer's step", "window": "window"}
 # Operations of no stage: who does it, and what it is of a batch. L and C are what the training loop waits for.
 OTHERS = {
@@ -79,27 +81,22 @@ class Watchdog:
         event |= {"operation": operation(op), "batch": op.first, "last_batch": op.last}
         event |= {"since": began.isoformat(timespec="milliseconds"), "seconds": round(now - op.since, 3)}
         event |= {"compiling": compiling}
-        # A disk that is full is reported elsewhere.
-        with contextlib.suppress(OSError), (self.run / STALLS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
+        incidents.append(self.run / STALLS, event)
 
 
-class HostOperations:
-    """Lets the watchdog name what the training loop itself waits for. unfinished: None if nobody watches."""
+@contextlib.contextmanager
+def waiting(unfinished: UnfinishedOperations | None, kind: str, batch: int) -> Iterator[None]:
+    """A context that lets the watchdog name what the training loop itself waits for.
 
-    def __init__(self, unfinished: UnfinishedOperations | None):
-        self.unfinished = unfinished
-
-    @contextlib.contextmanager
-    def waiting(self, kind: str, batch: int) -> Iterator[None]:
-        """A context for the waiting. kind: one of OTHERS."""
-        if self.unfinished:
-            self.unfinished.begin(kind, 0, batch, batch)
-        try:
-            yield
-        finally:
-            if self.unfinished:
-                self.unfinished.end(None)
+    unfinished: None if nobody watches. kind: one of OTHERS.
+    """
+    if unfinished:
+        unfinished.begin(kind, 0, batch, batch)
+    try:
+        yield
+    finally:
+        if unfinished:
+            unfinished.end(None)
 
 
 def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -> str:
@@ -134,7 +131,7 @@ class PeerWatchdog(Watchdog):
     Arguments:
         unfinished, seconds, run: as those of `Watchdog`; seconds may be infinite.
         timeout: seconds that a message is waited for; then the process ends with exit code 1.
-        process_of: process_of(k) -> the process of stage k.
+        processes: of the stages k = 1..K.
         process: the number of this one.
     """
 
@@ -144,11 +141,11 @@ class PeerWatchdog(Watchdog):
         seconds: float,
         run: Path,
         timeout: float,
-        process_of: Callable[[int], int],
+        processes: Sequence[int],
         process: int,
     ):
         super().__init__(unfinished, seconds, run)
-        self.timeout, self.process_of, self.process = timeout, process_of, process
+        self.timeout, self.processes, self.process = timeout, processes, process
         self.looked, self.longest, self.next = time.monotonic(), 0.0, LATE_SECONDS
         self.unusual = False  # whether what is waited for may have been compiled, or this process has slept
 
@@ -181,7 +178,7 @@ class PeerWatchdog(Watchdog):
         """A message has been the oldest thing that is awaited for so many seconds."""
         what = op.kind.removeprefix(MESSAGE)
         what = MESSAGES.get(what, what) + (f" of batch {op.first:,}" if op.first else "")
-        whose = f"stage k={op.k} (process {self.process_of(op.k)})"
+        whose = f"stage k={op.k} (process {self.processes[op.k - 1]})"
         waits = f"process {self.process} has waited {seconds:,.0f} s for {what} from {whose}"
         if seconds >= self.timeout * (WHILE_COMPILING if self.may_compile else 1):
             fact = (
@@ -192,3 +189,12 @@ class PeerWatchdog(Watchdog):
         if seconds >= self.next and not self.may_compile:
             self.next = seconds + AGAIN_SECONDS
             print(f"WARNING: {waits}, which is late.", file=sys.stderr, flush=True)
+
+
+def of_job(job: Job, unfinished: UnfinishedOperations, run: Path) -> Watchdog:
+    """What looks after the operations under way, and after the messages of other processes."""
+    seconds, peers = job.options.stall_seconds, job.peers
+    if peers.processes == 1:
+        return Watchdog(unfinished, seconds, run)
+    processes = [device.process_index for device in job.pipeline.devices]
+    return PeerWatchdog(unfinished, seconds or math.inf, run, peers.seconds, processes, peers.process)

@@ -15,8 +15,9 @@ from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.engine.evaluate import Tally, evaluate
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.experiments import cifar
+from fdg_jax.runs.incidents import STALLS
 from fdg_jax.training import loop
-from fdg_jax.training.watchdog import STALLS, Watchdog
+from fdg_jax.training.watchdog import Watchdog
 
 K = 3
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from fdg_jax import corrections as every_correction
 from fdg_jax import methods as every_method
 from fdg_jax.explorer import page as explorer
-from tools.docs import corrections, hours, methods, reference
+from tools.docs import corrections, flags, hours, methods, reference
 
 EXPLORER = """<iframe class="explorer" src="{}" title="The explorer: who does what, when, and which weights a gradient
 belongs to" loading="lazy"></iframe>
@@ -44,10 +44,11 @@ def pictures(staged: Path) -> None:
 
 
 def filled(path: str, text: str) -> str:
-    """A page with what stands for its comments on the site: <!-- explorer -->, <!-- hours -->, <!-- methods -->."""
+    """A page with what stands for its comments on the site: <!-- explorer -->, <!-- flags -->, <!-- hours -->,
+    <!-- methods -->."""
     up = "../" * path.count("/")
-    for mark, made in (("explorer", lambda: EXPLORER.format(*[f"{up}explorer.html"] * 2)), ("hours", hours.table),
-                       ("methods", methods.overview)):  # fmt: skip
+    for mark, made in (("explorer", lambda: EXPLORER.format(*[f"{up}explorer.html"] * 2)), ("flags", flags.tables),
+                       ("hours", hours.table), ("methods", methods.overview)):  # fmt: skip
         if f"<!-- {mark} -->" in text:
             text = text.replace(f"<!-- {mark} -->", made())
     return text

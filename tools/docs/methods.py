@@ -72,7 +72,7 @@ its weights its latest gradient belongs to]({name}.svg)
 ## How late, how fast, how much memory
 
 Staleness: the updates that a stage makes between the forward pass of a batch and the update by that batch, on average.
-Stashes: the most batches of which a stage keeps something from one tick to the next. Old weights: the most copies of its
+Stashes: the most batches of which a stage keeps something from tick to tick. Old weights: the most copies of its
 weights, beside the newest, that a stage keeps for its stashes. Time per batch: in forward passes Tf, backward passes Tb
 and auxiliary networks Taux of the whole network, if stages are even and sending takes no time; the speed-up is over BP
 on one device at Tb = 2 Tf, Taux = 0. All of it is derived from the schedule.

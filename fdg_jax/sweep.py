@@ -1,7 +1,11 @@
 """`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and a table of their results.
 
-Each run is this command in a process of its own, with --resume auto (fdg_jax.training.child_runs). So whatever stopped
-the runs, the same command goes on with them. All combinations are checked before the first run starts.
+Each run is a training command in a process of its own, with --resume auto, one after the other or one a core. So
+whatever stopped the runs, the same command goes on with them. All combinations are checked before the first run starts.
+
+The output of a run goes to a log beside its directory. A stop (Ctrl-C, SIGTERM) is passed on once, so that each run
+under way ends with a checkpoint and can be gone on with. When this process is killed, its runs are told to stop
+(Linux).
 """
 
 import dataclasses
@@ -10,9 +14,12 @@ import math
 import os
 import re
 import shlex
+import signal
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,18 +27,19 @@ from fdg_jax import durable
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import CommandLine, Program, settled
 from fdg_jax.config import FIELDS, OF_MODELS, Config
-from fdg_jax.config_file import converted
+from fdg_jax.config_file import Setting, converted
 from fdg_jax.errors import BadInput, did_you_mean, reason
-from fdg_jax.machine import output
+from fdg_jax.machine import child, output
+from fdg_jax.machine.child import Child
+from fdg_jax.machine.cores import CAN_PIN, usable
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.machine.signals import Signals
 from fdg_jax.options.common import Start, chosen
 from fdg_jax.options.fields import spelled, words, written
-from fdg_jax.options.file import Setting
 from fdg_jax.runs import locking, reading, run_files
-from fdg_jax.training import child_runs
 
 TABLE, SEED, MOST = "sweep.md", "seed", 1000
+TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
 ONCE = ("run_dir", "resume", "data_dir")  # cannot differ from run to run
 # What checks.check_names looks at.
 NAMES = ("model", "K", "dataset", "split", *OF_MODELS)
@@ -49,13 +57,13 @@ class Combination(NamedTuple):
 def run(asked: CommandLine, program: Program, signals: Signals) -> int:
     """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one."""
     folder, found = Path(asked.options.run_dir or ""), list(combinations(asked, program))
-    child_runs.cores_for(asked.start.jobs)
+    cores_for(asked.start.jobs)
     locking.check_place(folder)
     if locking.holds_run(folder):
         raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
     for one in found:
         checks.check(one.options, one.given)
-        still_to_do(folder / one.name, one)  # refuses a run with other options
+        left_to_do(folder / one.name, one)  # refuses a run with other options
     for options in {tuple(getattr(one.options, name) for name in NAMES): one.options for one in found}.values():
         checks.check_names(options, program.datasets)
     if asked.start.dry_run:
@@ -68,14 +76,11 @@ def run(asked: CommandLine, program: Program, signals: Signals) -> int:
     except OSError as error:
         raise BadInput(f"--run-dir {folder} cannot be made: {reason(error)}. Choose another one.") from None
     try:
-        planned = [child(one, folder, program, asked.start) for one in found]
-        code = child_runs.make_all(planned, asked.start.jobs, signals)
+        code = make_all([planned(one, folder, program, asked.start) for one in found], asked.start.jobs, signals)
         tell(found, folder)
         return code
     except OSError as error:
-        from fdg_jax.training import lifecycle  # its imports are slow
-
-        print(lifecycle.not_written(folder, error), file=sys.stderr)
+        print(run_files.not_written(folder, error), file=sys.stderr)
         return 1
 
 
@@ -130,17 +135,13 @@ def plain(value: Any) -> str:
     return re.sub(r"[^\w.,+-]", "_", written(value))
 
 
-def stored(path: Path, one: Combination) -> Config | None:
-    """The options of the run that is in its directory; None if there is none yet. Raises BadInput for another run."""
+def left_to_do(path: Path, one: Combination) -> str:
+    """What is to be done for a run, "started" or "continued"; "" where it is finished. Raises BadInput where its
+    directory holds another run."""
     if not locking.resumes(path):
-        return None
-    return reading.resumed_options(path, one.options, one.given)[0]
-
-
-def still_to_do(path: Path, one: Combination) -> tuple[Config | None, bool]:
-    """(the options of the run that is in its directory or None, whether something is left to do). Raises BadInput."""
-    options = stored(path, one) if path.exists() else None
-    return options, options is None or reading.finished_steps(path, options) is None
+        return "started"
+    options, _ = reading.resumed_options(path, one.options, one.given)
+    return "continued" if reading.finished_steps(path, options) is None else ""
 
 
 def command(one: Combination, folder: Path, program: Program, start: Start) -> list[str]:
@@ -154,23 +155,21 @@ def command(one: Combination, folder: Path, program: Program, start: Start) -> l
     return [*program.command.split()[1:], *flags, "--run-dir", str(folder / one.name), "--resume", "auto"]
 
 
-def child(one: Combination, folder: Path, program: Program, start: Start) -> child_runs.Planned:
-    """The run as child_runs takes it."""
-    path = folder / one.name
+def planned(one: Combination, folder: Path, program: Program, start: Start) -> "Planned":
+    """The run as `make_all` takes it."""
 
     def start_words() -> tuple[list[str], str] | None:
-        options, left = still_to_do(path, one)
-        if not left:
-            print(f"{one.name}: is finished", flush=True)
-            return None
-        return command(one, folder, program, start), "continued" if options else "started"
+        if how := left_to_do(folder / one.name, one):
+            return command(one, folder, program, start), how
+        print(f"{one.name}: is finished", flush=True)
+        return None
 
-    return child_runs.Planned(one.name, folder / f"{one.name}.log", start_words)
+    return Planned(one.name, folder / f"{one.name}.log", start_words)
 
 
 def tell(found: Sequence[Combination], folder: Path) -> None:
     """Prints the results by combination, and writes them, and those of each run, into sweep.md."""
-    errors = {one.name: test_error(folder / one.name) for one in found}
+    errors = {one.name: final_error(folder / one.name) for one in found}
     swept = [name for name in found[0].chosen if name != SEED]
     rows, groups = [], dict[tuple[str, ...], list[str]]()
     for one in found:  # in the order of the runs; `--sweep seed=0,1 beta=0.5,1` has those of a beta apart
@@ -186,15 +185,12 @@ def tell(found: Sequence[Combination], folder: Path) -> None:
     print(f"\n{by_value}\n\nThe table is in {folder / TABLE}, and each run beside it.", file=output.loud(), flush=True)
 
 
-def test_error(path: Path) -> float | None:
-    """In percent, of a run that has finished; None if it has not."""
+def final_error(path: Path) -> float | None:
+    """The test error in percent of a run that has finished; None if it has not."""
     try:
         return reading.summary(path)["test_error_percent"] if os.path.lexists(path / run_files.SUMMARY) else None
     except BadInput:
         return None
-
-
-test_error.__test__ = False  # type: ignore[attr-defined]  # its name is not meant for pytest
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -202,3 +198,104 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = [head, ["-" * width for width in widths], *rows]
     return "\n".join(f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True))} |" for line in lines)
+
+
+# The runs as processes.
+
+
+class Planned(NamedTuple):
+    """A run to be made.
+
+    command(): called just before the start; the words of the command after the interpreter, and "started" or
+        "continued". None if there is nothing to do, which it says itself: another process may be at the same runs.
+    """
+
+    name: str
+    log: Path
+    command: Callable[[], tuple[list[str], str] | None]
+
+
+def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Path | None = None) -> int:
+    """Makes the runs, `jobs` at a time, each on a core of its own if they are several.
+
+    Arguments:
+        folder: in which the commands are started; None: this one.
+
+    Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else that of the first that failed.
+    """
+    cores, queue, going, codes = cores_for(jobs), deque(planned), list[Child](), list[int]()
+    last_look = time.monotonic()
+    try:
+        while going or queue:
+            if signals.number is not None:
+                return stop(going, signals.number)
+            if queue and len(going) < jobs:
+                one = queue.popleft()
+                if (words := one.command()) is not None:
+                    taken = {core for each in going for core in each.cores}
+                    core = next(core for core in cores if core is None or core not in taken)
+                    going.append(start(one, *words, core, folder, jobs == 1))
+                continue
+            time.sleep(POLL_SECONDS)
+            if time.monotonic() - last_look > TELL_SECONDS:
+                last_look = time.monotonic()
+                for one in going:
+                    print(f"{one.name}: {last_line(one.log)}", flush=True)
+            for ended in [one for one in going if not one.running]:
+                going.remove(ended)
+                codes.append(finish(ended))
+                if codes[-1] == BAD_INPUT and queue:
+                    print(f"not starting the other {len(queue)}, which would likely be refused as well")
+                    queue.clear()
+    except BaseException:  # a run that is refused only now, say: those under way are not left to themselves
+        stop(going, signal.SIGTERM)
+        raise
+    return next((code for code in codes if code), 0)
+
+
+def cores_for(jobs: int) -> list[int | None]:
+    """One core for each of several jobs; a single job is not pinned."""
+    if jobs < 1:
+        raise BadInput(f"--jobs {jobs}: use 1 or more.")
+    if jobs == 1 or not CAN_PIN:
+        return [None] * jobs
+    cores = usable()
+    if jobs > len(cores):
+        raise BadInput(f"--jobs {jobs}: each run gets a core, and there are {len(cores)}. Use 1 to {len(cores)}.")
+    return list(cores[:jobs])
+
+
+def start(
+    one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None, alone: bool
+) -> Child:
+    """Starts a run. words: after the interpreter. how: "started" or "continued". alone: no other one at a time."""
+    where = "" if core is None else f" on core {core}"
+    print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)
+    # JAX takes most of a GPU's memory at once, unless it is told that others want some.
+    env = None if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    cores = [] if core is None else [core]
+    return Child(words, one.name, env=env, cores=cores, log=one.log, stop=signal.SIGTERM, folder=folder)
+
+
+def stop(going: Sequence[Child], number: int) -> int:
+    """Passes the signal on and waits for the checkpoints."""
+    for one in going:
+        one.process.send_signal(number)
+    for one in going:
+        one.process.wait()
+        finish(one)
+    print("stopped; the same command goes on from here", flush=True)
+    return 128 + number
+
+
+def finish(one: Child) -> int:
+    """Says how a run has ended; returns its exit code."""
+    code = one.process.returncode
+    how = "finished" if code == 0 else f"ended with exit code {code}"
+    print(f"{one.name}: {how}: {last_line(one.log)}", flush=True)
+    return code
+
+
+def last_line(log: Path | None) -> str:
+    """The newest line of a log that says how training stands, or how it ended."""
+    return child.last_line(log, ("epoch ", "done:", "error:", "stopped by")) if log else ""

@@ -1,12 +1,21 @@
-"""The processes of a training in several: how they join, and how they agree (fdg_jax.training.peers)."""
+"""The processes of one training: how they join, and what they decide together.
+
+Every process runs the same training loop over its own stages. Whatever it sees of losses is the same everywhere, so
+most decisions are too. The others begin in one process: a signal, a checkpoint that cannot be written, a file that is
+not there. Such a fact has to reach all of them, and for whatever changes what is computed they act on it after the same
+batch.
+"""
 
 import contextlib
 import json
+import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
-from queue import Empty, SimpleQueue
+from concurrent import futures
+from pathlib import Path
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
@@ -15,16 +24,15 @@ from jax.errors import JaxRuntimeError
 
 from fdg_jax.checks.options import check_numbers
 from fdg_jax.config import FIELDS, Config
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import facts, jax_settings
+from fdg_jax.machine.signals import Stopped
 from fdg_jax.options.common import AUTO, Joining
 from fdg_jax.options.fields import spelled
-from fdg_jax.runs import run_files
-from fdg_jax.training.peers import Peers, Silent
+from fdg_jax.runs import reading, run_files
 from fdg_jax.transport import joining as transport
 from fdg_jax.transport.agreement import first_difference
 from fdg_jax.transport.gathering import Absent
-from fdg_jax.transport.joining import JOINING_SECONDS
 from fdg_jax.transport.notices import Notices
 
 Answer = TypeVar("Answer")
@@ -33,8 +41,96 @@ LATE_SECONDS = 10.0  # after which a process that is waited for is named
 KEEPER_SECONDS = 1.0  # in which process 0, which keeps the notices, gives one that is there
 END_SECONDS = 5.0  # for the others to end, too
 FIRST_ENDS_SECONDS = 60.0  # the same for process 0, which still writes the report
+SHARED_SECONDS = 60.0  # for another host to see the run directory: network file systems remember what was not there
 current: list["JoinedPeers"] = []  # the processes that this one has joined
 OF_A_PROCESS = ("run_dir", "data_dir")  # options that may differ: paths of a host
+
+
+class Elsewhere(BadInput):
+    """Another process refuses something, and says so itself."""
+
+
+class Silent(Exception):
+    """Another process has not answered in time, so it is gone, or the way to it is."""
+
+
+class Peers:
+    """A training in one process, which has nobody to ask. One in several has `JoinedPeers`.
+
+    process: the number of this process, from 0. processes: how many there are. seconds: for which another one is waited
+        for.
+    """
+
+    process, processes, seconds = 0, 1, math.inf
+    lost = False  # whether this process has to end alone, because of what the others do not know
+
+    @property
+    def first(self) -> bool:
+        """Whether this is process 0, which writes the run directory and talks to the terminal."""
+        return self.process == 0
+
+    def all_gather(self, value: Any, name: str = "") -> list[Any]:
+        """Tells all processes a value that JSON can hold.
+
+        Arguments:
+            value: this process's.
+            name: of this exchange, if a thread makes it; all others are counted.
+
+        Returns: the values of the processes 0, 1, ..., for which it waits.
+        """
+        return [value]
+
+    def from_zero(self, make: Callable[[], Any]) -> Any:
+        """Has process 0 make a value that JSON can hold, and tells it to all.
+
+        Raises: BadInput or Stopped in every process, if making it does.
+        """
+        return self.all_gather(self.on_all(lambda: make() if self.first else None))[0]
+
+    def on_all(self, make: Callable[[], Any]) -> Any:
+        """Has every process make something of its own, and waits for all.
+
+        Returns: what this process has made.
+        Raises: BadInput or Stopped, in every process, if making it raises that in one of them.
+        """
+        made = ended = None
+        try:
+            made = make()
+        except (BadInput, Stopped) as error:
+            ended = error
+        said = self.all_gather(ended and (ended.number if isinstance(ended, Stopped) else str(ended)))
+        where = next((process for process, fact in enumerate(said) if fact is not None), None)
+        if where is None:
+            return made
+        if where == self.process and ended:
+            raise ended
+        fact = said[where]
+        raise Elsewhere(fact) if isinstance(fact, str) else Stopped(fact)
+
+    def compare(self, settings: Mapping[str, Any]) -> None:
+        """Raises BadInput in every process if one of them has other settings, by name, than process 0."""
+        said = self.all_gather({name: str(value) for name, value in settings.items()})
+
+        def check() -> None:
+            if difference := first_difference(said):
+                raise BadInput(f"{difference} Start all with the same command line, data, code and versions.")
+
+        self.from_zero(check)
+
+    def on_one_core(self) -> bool | None:
+        """Whether process 0 may use one core only. All of several processes act alike, as the last bits depend on it.
+        None for one process."""
+        return None if self.processes == 1 else self.from_zero(lambda: facts.usable_cores() == 1)
+
+    def agree(self, **facts: Any) -> Mapping[str, Any]:
+        """Called between two batches: learns whether something has happened anywhere that all have to act on now.
+
+        Arguments:
+            facts: what has happened here, in JSON's values; None or False: nothing.
+
+        Returns: the facts of all processes; {} if there is nothing to act on yet.
+        """
+        return {name: value for name, value in facts.items() if value}
 
 
 class JoinedPeers(Peers):
@@ -72,24 +168,17 @@ class JoinedPeers(Peers):
         if self.process == 0:
             self.notices.put(name, text)
             return
-        done: SimpleQueue[Exception | None] = SimpleQueue()
+        left: futures.Future[None] = futures.Future()
 
         def put() -> None:
-            error = None
             try:
-                self.notices.put(name, text)
-            except JaxRuntimeError as failed:
-                error = failed
-            done.put(error)
-
-        def ended(seconds: float) -> tuple[Exception | None] | None:
-            with contextlib.suppress(Empty):
-                return (done.get(timeout=seconds),)
+                left.set_result(self.notices.put(name, text))
+            except Exception as error:
+                left.set_exception(error)
 
         Thread(target=put, name="notice", daemon=True).start()
-        (error,) = self.answer(ended, lambda: 0)
-        if error:
-            raise error
+        self.answer(lambda seconds: futures.wait([left], seconds).done or None, lambda: 0)
+        left.result()
 
     def wait(self, name: str, process: int) -> str:
         """What a process has left under a name, under which this one has left something, too."""
@@ -120,20 +209,6 @@ class JoinedPeers(Peers):
                 raise Silent(self.silence)
             fact = f"process {self.process} has waited {waited:,.0f} s for process {who()}"
             print(f"WARNING: {fact}, which is late.", file=sys.stderr, flush=True)
-
-    def on_one_core(self) -> bool:
-        """Whether process 0 may use one core only. All act alike, as the last bits depend on it."""
-        return self.from_zero(lambda: facts.usable_cores() == 1)
-
-    def compare(self, settings: Mapping[str, Any]) -> None:
-        """As `Peers.compare`."""
-        said = self.all_gather({name: str(value) for name, value in settings.items()})
-
-        def check() -> None:
-            if difference := first_difference(said):
-                raise BadInput(f"{difference} Start all with the same command line, data, code and versions.")
-
-        self.from_zero(check)
 
     def agree(self, **found: Any) -> Mapping[str, Any]:
         """As `Peers.agree`."""
@@ -175,25 +250,31 @@ class JoinedPeers(Peers):
                 self.condition.wait_for(lambda: self.meetings > number)
 
 
-def join(joining: Joining, options: Config, given: frozenset[str], K: int) -> Peers:
-    """Joins this process with the others, and checks that all were started alike. Raises BadInput.
+def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
+    """Joins the other processes of the training, if there are any, and checks that all were started alike.
 
     Arguments:
         joining: how to find the others. options: as asked for. given: the names of those on the command line.
-        K: the number of stages.
+
+    Raises:
+        BadInput: they cannot be joined, or were started otherwise. Silent: they do not come.
     """
+    if not joining.wanted:
+        return Peers()
+    config, K = Path(options.run_dir or "") / run_files.CONFIG, options.K
+    if options.resume and config.is_file():
+        K = reading.config(config.parent)["K"]
     coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
-    if coordinator == AUTO:
+    if detect := coordinator == AUTO:
         coordinator, processes, process = transport.detected()
     assert process is not None and processes is not None
     check_numbers(process, processes, K)
     if processes == 1:
         return Peers()
     try:
-        detect = joining.coordinator == AUTO
         transport.join_processes(coordinator, process, processes, K, joining.address, detect=detect)
     except Absent as missing:
-        raise Silent(f"after {JOINING_SECONDS} s, {missing} has not come.") from None
+        raise Silent(f"after {transport.JOINING_SECONDS} s, {missing} has not come.") from None
     peers = JoinedPeers(process, processes, joining.peer_timeout, Notices())
     current.append(peers)
     if process > 0:  # process 0 says what there is to say
@@ -202,14 +283,48 @@ def join(joining: Joining, options: Config, given: frozenset[str], K: int) -> Pe
     return peers
 
 
-def settings(options: Config, given: frozenset[str]) -> dict[str, str]:
+def settings(options: Config, given: frozenset[str]) -> dict[str, Any]:
     """What processes must have in common before any of them loads data, by name."""
     asked = {spelled(name): getattr(options, name) for name in FIELDS if name not in OF_A_PROCESS}
     versions = {name: run_files.version(name) for name in run_files.LIBRARIES}
     code = {"git commit": run_files.git_commit(), "XLA_FLAGS": os.environ.get("XLA_FLAGS")}
     flags = {"the flags": " ".join(sorted(map(spelled, given - set(OF_A_PROCESS)))) or "none"}
-    found = {**versions, **code, **asked, **flags, **jax_settings.current()}
-    return {name: str(value) for name, value in found.items()}
+    return {**versions, **code, **asked, **flags, **jax_settings.current()}
+
+
+def check_shared(path: Path, peers: Peers) -> None:
+    """Raises BadInput where another process does not see the run directory that process 0 has claimed."""
+    seen = path / ".seen-by-all"
+
+    def leave() -> str:
+        token = secrets.token_hex(8)
+        try:
+            seen.write_text(token, encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"run directory {path} cannot be written: {reason(error)}. Choose another one.") from None
+        return token
+
+    token = peers.from_zero(leave)
+
+    def is_seen() -> bool:
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)  # makes a network file system look again
+            return seen.read_text(encoding="utf-8") == token
+        return False
+
+    def look() -> None:
+        until = time.monotonic() + SHARED_SECONDS
+        while not is_seen() and time.monotonic() < until:
+            time.sleep(1.0)
+        if not is_seen():
+            fact = f"--run-dir {path} is not the same folder in processes 0 and {peers.process}"
+            raise BadInput(f"{fact}. Give one that all of their hosts share, with its whole path.")
+
+    try:
+        peers.on_all(look)
+    finally:
+        if peers.first:
+            seen.unlink(missing_ok=True)
 
 
 def leave(code: int) -> None:

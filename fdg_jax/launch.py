@@ -1,0 +1,461 @@
+"""The command `python -m fdg_jax.launch`: starts a training in several processes on this machine.
+
+Exit codes: 0 all processes ended with 0; 2 bad input; 130, 143, 129 and 138 stopped by SIGINT, SIGTERM, SIGHUP and
+SIGUSR1; otherwise that of the process that failed first, 128 + n if signal n killed it.
+
+The processes of an attempt start together, and are gone together in a bounded time. A process is first handed SIGTERM,
+then, if it has not ended in time, SIGKILL. A process that fails takes the others with it, since each needs its
+neighbours. Where a process ends as one that was stopped by a signal and has written its checkpoint (exit codes 130,
+143, 129, 138), the others are stopping too, if the program lets all of its processes stop at the same batch. A SIGTERM
+of ours would then be the second one for some of them, which means "at once". So they are let be.
+
+Each process is the head of a process group, which has what it starts itself; that is killed when the process has ended.
+The kernel kills the processes when the launcher dies, by kill -9 too (fdg_jax.machine.leash). None is in the terminal's
+foreground: Ctrl-C reaches only the launcher.
+
+What the processes print is handed on in whole lines, each with the number of its process in front. That stops no
+training: lines that nobody can read any more are dropped, and the main thread, which has to end the processes in time,
+never waits long for a reader that has fallen asleep.
+"""
+
+import contextlib
+import itertools
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import IO, Any, NamedTuple
+
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine import cores, leash, output
+from fdg_jax.machine.output import Forgiving
+from fdg_jax.machine.placement import processes_of_stages
+from fdg_jax.machine.ports import hold_port
+from fdg_jax.machine.signals import IMPATIENT, PATIENT, Signals
+from fdg_jax.options.parser import Parser
+
+HOST = "127.0.0.1"
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wait doubles each time
+KILL_SECONDS = 5.0  # from SIGTERM to SIGKILL, and from SIGKILL to giving up
+LAST_LINES_SECONDS = 5.0  # in which what the processes printed last has to be read
+PATIENCE_SECONDS = 1.0  # for which the main thread waits for the reader of a sentence
+STOPPED = {128 + number: number for number in (*IMPATIENT, *PATIENT)}  # exit codes of processes that were stopped
+BAD_INPUT = 2
+LET_BE, ASKED, KILLED, GIVEN_UP = range(4)  # what the processes were handed: nothing, SIGTERM, SIGKILL
+
+ABOUT = """\
+Starts a training in several processes on this machine and ends them together.
+
+  python -m fdg_jax.launch --processes 3 -- -m fdg_jax.experiments.cifar --K 3
+
+starts Python three times with the words after --, and adds --coordinator 127.0.0.1:PORT
+--processes 3 --process-id I, with a free port and I = 0, 1, 2. Every line that process 1
+prints begins with [1]. Each process has cores of its own, if there are enough.
+
+When one process fails, it is named, and the others are stopped within 15 s. Ctrl-C, SIGTERM,
+SIGHUP and SIGUSR1 are handed to all as SIGTERM, so that they can save and end; a second one ends
+them at once. None is left, on Linux even if the launcher itself is killed.
+
+  python -m fdg_jax.launch --processes 3 --restart 5 -- \\
+      -m fdg_jax.experiments.cifar --K 3 --run-dir runs/three
+
+starts again with --resume auto after a process has died, at most five times. A program of your own
+has to know that flag and the three above (docs/several-processes.md has one)."""
+EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="python -m fdg_jax.launch",
+        usage="%(prog)s --processes N [OPTIONS] -- WORDS FOR PYTHON",
+        description=ABOUT,
+    )
+    add = made.add_argument
+    add("--processes", type=int, required=True, metavar="N", help="how many processes to start")
+    add("--cores", type=int, nargs="+", metavar="CORE", help="cores to share out (default: all usable ones; Linux)")
+    about = "start all again after a process has died, with --resume auto, at most N times, after 1, 2, 4, ... up to "
+    about += "60 s; not after exit code 2 or a stop by a signal (default: 0). The words need --run-dir"
+    add("--restart", type=int, default=0, metavar="N", help=about)
+    about = "after a signal, the time for the processes to write a checkpoint and end; what is left is killed "
+    add("--grace", type=float, default=300.0, metavar="SECONDS", help=f"{about}(default: 300)")
+    return made
+
+
+def planned(arguments: Sequence[str]) -> Namespace:
+    """Reads the command line. --help prints and leaves with SystemExit(0).
+
+    Returns: the flags; words: for Python, without the flags of a process; cores: those of each process.
+
+    Raises: BadInput for whatever is wrong.
+    """
+    here = list(arguments)
+    split = here.index("--") if "--" in here else len(here)
+    ours, words = here[:split], here[split + 1 :]
+    wants_help = bool({"-h", "--help"} & set(ours))
+    if not words and not wants_help:
+        raise BadInput(f"there is nothing to start. Write -- and then the words for Python, {EXAMPLE}.")
+    given = parser().parse_args(["--help"] if wants_help else ours)
+    if os.name != "posix":
+        way_out = "Use Linux or macOS, or start each process with --coordinator, --process-id and --processes"
+        raise BadInput(f"this system has no process groups, which the launcher needs. {way_out}.")
+    if given.processes < 1:
+        raise BadInput(f"--processes {given.processes}: use 1 or more.")
+    if given.restart < 0:
+        raise BadInput(f"--restart {given.restart}: use 0 or more.")
+    if not 0 <= given.grace < math.inf:
+        raise BadInput(f"--grace {given.grace:g}: give a number of seconds, 0 or more.")
+    if given.restart and not has_flag(words, "--run-dir"):
+        raise BadInput("--restart goes on with the run in --run-dir, which is not given. Add --run-dir DIR after --.")
+    given.words, given.cores = words, shares(given.processes, wanted_cores(given.cores))
+    return given
+
+
+def wanted_cores(asked: Sequence[int] | None) -> list[int]:
+    """The cores to share out. Raises BadInput where one cannot be used."""
+    usable = cores.usable()
+    if asked is None:
+        return usable
+    if not cores.CAN_PIN:
+        raise BadInput("--cores: this system cannot pin a process to a core. Leave --cores out.")
+    wrong = [core for core in asked if core not in usable]
+    if wrong:
+        known = " ".join(map(str, usable))
+        raise BadInput(f"--cores {' '.join(map(str, wrong))}: not usable here. The usable cores are {known}.")
+    return list(dict.fromkeys(asked))
+
+
+def shares(processes: int, among: Sequence[int]) -> tuple[Collection[int], ...]:
+    """The cores of each process: neighbouring ones, in numbers that differ by 1 at most; of too few, one each in turns.
+
+    Arguments:
+        processes: how many there are. among: the cores; none if processes cannot be pinned.
+    """
+    if len(among) < processes:
+        return tuple(among[index % len(among) :][:1] if among else () for index in range(processes))
+    ends = [index * len(among) // processes for index in range(processes + 1)]
+    return tuple(among[begin:end] for begin, end in itertools.pairwise(ends))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    output.open_closed_files()
+    try:
+        given = planned(arguments)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by a careless parent, it would hide all exit codes
+        # Where stdout and stderr are one file, they take turns, so that their lines stay whole there, too.
+        lock = Lock()
+        out, err = Printer(sys.stdout, lock), Printer(sys.stderr, lock if os.path.sameopenfile(1, 2) else Lock())
+        found = {core for share in given.cores for core in share}
+        if len(found) < given.processes and found:
+            err.say(f"{given.processes} processes share {len(found)} cores in turns; they will be slower.")
+        return run(given, out, err)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: a process could not be started: {reason(error)}.", file=sys.stderr)
+        return 1
+
+
+def run(given: Namespace, out: "Printer", err: "Printer") -> int:
+    """Runs the processes to their end. After one has died, all are started again, a limited number of times.
+
+    Returns: the exit code of the launcher. Raises: OSError if a process cannot be started.
+    """
+    words, go_on = given.words, ""
+    if has_flag(words, "--run-dir"):  # other programs may not know --resume
+        go_on = " Go on with --resume."
+    signals = SignalEvents()
+    with signals:
+        for done in itertools.count():
+            coordinator, held = hold_port(HOST)
+            with held, Group(words, coordinator, given.cores, given.grace, signals, out, err) as group:
+                group.wait()
+            if group.signals:
+                err.say(f"{group.story()}.{go_on}")
+                return 128 + group.signals[0]
+            if (failed := group.failed) is None:
+                return 0
+            if failed.code == BAD_INPUT:
+                err.say(f"error: {group.story()}. What it printed above says what to change.")
+                return BAD_INPUT
+            if done == given.restart or failed.code in STOPPED or group.running:
+                err.say(f"{'' if failed.code in STOPPED else 'error: '}{group.story()}.{go_on}")
+                return failed.exit_code
+            seconds, words = min(FIRST_WAIT_SECONDS * 2**done, LONGEST_WAIT_SECONDS), resuming(given.words)
+            again = f"All are started again in {seconds:g} s, restart {done + 1} of {given.restart}."
+            err.say(f"warning: {group.story()}. {again}")
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0:
+                if (event := signals.within(left)) is not None and event < 0:
+                    err.say(f"no restart.{go_on}")
+                    return 128 - event
+    raise AssertionError
+
+
+def stages_of(words: Sequence[str], processes: int) -> list[str]:
+    """Which stages each process computes, in words; [] where --K is not among the words."""
+    following = [after for word, after in itertools.pairwise(words) if word == "--K"]
+    following += [word.removeprefix("--K=") for word in words if word.startswith("--K=")]
+    if not following or not following[-1].isdecimal() or int(following[-1]) < processes:
+        return []
+    K = int(following[-1])
+    where = processes_of_stages(K, processes)
+    ends = [(where.index(process) + 1, K - where[::-1].index(process)) for process in range(processes)]
+    return [f"stage k={first}, " if first == last else f"stages k={first} to {last}, " for first, last in ends]
+
+
+def resuming(words: Sequence[str]) -> list[str]:
+    """The words with --resume auto, unless they have --resume already."""
+    return [*words] if has_flag(words, "--resume") else [*words, "--resume", "auto"]
+
+
+def has_flag(words: Sequence[str], flag: str) -> bool:
+    """Whether a flag is among the words, in a spelling that the training command takes."""
+    return any(word.partition("=")[0].replace("_", "-") == flag for word in words)
+
+
+class Printer:
+    """Writes whole lines to a stream, from any number of threads."""
+
+    def __init__(self, stream: Any, lock: Lock):
+        self.stream: Any = Forgiving(getattr(stream, "buffer", None))
+        self.lock = lock
+
+    def write(self, line: bytes) -> None:
+        """Writes a line, given without its end."""
+        with self.lock:
+            self.stream.write(line + b"\n")
+            self.stream.flush()
+
+    def say(self, sentence: str) -> None:
+        """Writes a sentence of the launcher itself, without waiting long for a reader."""
+        thread = Thread(target=self.write, args=(sentence.encode("utf-8", "backslashreplace"),), daemon=True)
+        thread.start()
+        thread.join(PATIENCE_SECONDS)
+
+    def forward(self, pipe: IO[bytes], prefix: bytes) -> None:
+        """Writes what arrives through a pipe until it is closed at its other end."""
+        for line in lines(pipe):
+            self.write(prefix + line)
+
+
+def lines(pipe: IO[bytes]) -> Iterator[bytes]:
+    r"""The lines that arrive through a pipe, without their ends. \n, \r and \r\n end a line, and so does the end."""
+    rest, last_end = b"", b"\n"
+    while arrived := os.read(pipe.fileno(), 2**16):
+        *pieces, rest = re.split(rb"([\r\n])", rest + arrived)
+        for text, end in zip(pieces[::2], pieces[1::2], strict=True):
+            if text or last_end == end == b"\n":  # \r leaves no empty lines: it stands before \n or new text
+                yield text
+            last_end = end
+    if rest:
+        yield rest
+
+
+class SignalEvents(Signals):
+    """As a context: a signal puts minus its number among the events. One that has to be ignored, as under nohup, stays
+    ignored. The end of process 0, 1, ... is the event 0, 1, ..."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = SimpleQueue[int]()
+
+    def receive(self, number: int, _frame: object) -> None:
+        self.events.put(-number)  # a SimpleQueue may be put into by what interrupts a `get`
+
+    def within(self, seconds: float | None) -> int | None:
+        """The next event; None if none comes in time. seconds: None waits for ever."""
+        try:
+            return self.events.get(timeout=seconds)
+        except Empty:
+            return None
+
+
+class Ended(NamedTuple):
+    """How a process ended.
+
+    code: its exit code, or minus the number of the signal that killed it. stages: those that it computed, in words.
+    """
+
+    index: int
+    pid: int
+    code: int
+    stages: str
+
+    @property
+    def exit_code(self) -> int:
+        """As shells have it: 128 + n for a signal."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def __str__(self) -> str:
+        how = f"ended with exit code {self.code}" if self.code >= 0 else f"was killed by {name_of(-self.code)}"
+        return f"process {self.index} ({self.stages}pid {self.pid}) {how}"
+
+
+def name_of(number: int) -> str:
+    """A signal's name, such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
+
+
+class Group:
+    """As a context: starts the processes; at its end none of them is left.
+
+    `failed` is how the first one that failed ended, or None. `signals` are those that the launcher received.
+
+    Arguments:
+        words: for Python, without the flags of a process. coordinator: address and port, where process 0 is to listen.
+        cores: those of each process; () leaves one where it is.
+        grace: seconds for which processes that write a checkpoint are waited for.
+        signals: where events come from and go to.
+        out, err: print what they print.
+
+    Raises: OSError if a process cannot be started; then none is left.
+    """
+
+    def __init__(
+        self, words: Sequence[str], coordinator: str, cores: Sequence[Collection[int]], grace: float,
+        signals: SignalEvents, out: Printer, err: Printer,
+    ):  # fmt: skip
+        self.from_outside, self.out, self.err, self.grace = signals, out, err, grace
+        self.stages = stages_of(words, len(cores)) or [""] * len(cores)
+        self.running, self.readers = dict[int, subprocess.Popen](), list[Thread]()
+        self.signals, self.failed, self.others_stopped = list[int](), None, False
+        self.spoilt: list[Ended] = []  # those that ended otherwise than a signal makes them end
+        self.handed, self.deadline = LET_BE, math.inf
+        common = [*words, "--coordinator", coordinator, "--processes", str(len(cores)), "--process-id"]
+        try:
+            for index, own in enumerate(cores):
+                self.start(index, [*common, str(index)], own)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, index: int, words: Sequence[str], own: Collection[int]) -> None:
+        with cores.pinned(own):  # and not while the threads below begin, which belong to the launcher
+            process = subprocess.Popen(
+                [*leash.command(signal.SIGKILL), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, process_group=0,
+            )  # fmt: skip
+        self.running[index] = process
+        prefix = f"[{index}] ".encode()
+        readers = [
+            Thread(target=printer.forward, args=(pipe, prefix), daemon=True)
+            for pipe, printer in ((process.stdout, self.out), (process.stderr, self.err))
+        ]
+        self.readers += readers
+        for thread in (*readers, Thread(target=self.watch, args=(index, process.pid), daemon=True)):
+            thread.start()
+
+    def watch(self, index: int, pid: int) -> None:
+        """Waits for the end of a process and leaves it unreaped, so that its number stays its own until then."""
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self.from_outside.events.put(index)
+
+    def wait(self) -> None:
+        """Returns when all processes have ended, or cannot be ended."""
+        while self.running and self.handed != GIVEN_UP:
+            left = None if self.deadline == math.inf else max(0.0, self.deadline - time.monotonic())
+            event = self.from_outside.within(left)
+            if event is None:
+                self.harder()
+            elif event < 0:
+                self.received(-event)
+            else:
+                self.ended(event)
+
+    def received(self, number: int) -> None:
+        before, self.signals = self.signals, [*self.signals, number]
+        if number in IMPATIENT and set(before) & set(IMPATIENT):
+            self.hand(KILLED)
+        elif not before:
+            if self.handed == LET_BE:
+                self.hand(ASKED, self.grace)
+            fact = f"{name_of(number)}: waiting at most {self.grace:g} s for the processes to stop"
+            self.err.say(f"{fact} (SIGINT or SIGTERM again: at once)")
+
+    def ended(self, index: int) -> None:
+        """A process has ended. Another failure than the first changes nothing but how long the others have."""
+        process = self.running.pop(index)
+        kill_group(process.pid)  # what it has started
+        one = Ended(index, process.pid, process.wait(), self.stages[index])
+        stopped = one.code in STOPPED
+        if self.signals:
+            if one.code not in (0, -signal.SIGTERM) and not stopped:
+                self.spoilt.append(one)
+        elif one.code != 0:
+            if self.failed is None:
+                self.failed, self.others_stopped = one, bool(self.running)
+            if stopped and self.handed == LET_BE:
+                self.deadline = min(self.deadline, time.monotonic() + self.grace)
+            elif self.handed == LET_BE:
+                self.hand(ASKED)
+
+    def harder(self) -> None:
+        """The time that the processes had is over."""
+        left = ", ".join(f"process {index} (pid {one.pid})" for index, one in self.running.items())
+        if self.handed == LET_BE:
+            self.hand(ASKED)
+        elif self.handed == ASKED:
+            self.hand(KILLED)
+            self.err.say(f"SIGKILL for {left}: too long since SIGTERM")
+        else:
+            self.handed = GIVEN_UP
+            self.err.say(f"error: {left} cannot be killed. The system holds what they wait for.")
+
+    def hand(self, what: int, seconds: float | None = None) -> None:
+        """Sends SIGTERM to each process, but not to what these started: they end that themselves; or SIGKILL to all.
+
+        seconds: until something harder is sent.
+        """
+        for process in self.running.values():
+            if what == ASKED:
+                os.kill(process.pid, signal.SIGTERM)  # not Popen.send_signal, which could reap it
+            else:
+                kill_group(process.pid)
+        self.handed, self.deadline = what, time.monotonic() + (KILL_SECONDS if seconds is None else seconds)
+
+    def story(self) -> str:
+        """What happened, where it was not that all ended with 0, without a full stop."""
+        if self.signals:
+            failed = [self.failed] if self.failed else []
+            return "; ".join([f"stopped by {name_of(self.signals[0])}", *map(str, (*failed, *self.spoilt))])
+        assert self.failed is not None
+        others = "; the others were stopped" if self.others_stopped else ""
+        number = STOPPED.get(self.failed.code)
+        if number is None:
+            return f"{self.failed}{others}"
+        return f"process {self.failed.index} (pid {self.failed.pid}) was stopped by {name_of(number)}{others}"
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills what is left, and waits a while until what they printed has been written."""
+        self.hand(KILLED)
+        until = time.monotonic() + LAST_LINES_SECONDS
+        for reader in self.readers:
+            reader.join(max(0.0, until - time.monotonic()))
+
+
+def kill_group(pid: int) -> None:
+    """Sends SIGKILL to a process and to all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if all have ended
+        os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))  # not sys.exit, which waits for threads that wait for a reader of our output

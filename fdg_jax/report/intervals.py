@@ -1,0 +1,39 @@
+"""What a few seeds say: the mean of their numbers, and how sure it is."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+    """n values: mean, standard deviation (with n - 1), and the ends of the 95% interval of the mean. Of one value the
+    deviation is None, and the interval is the whole line."""
+
+    n: int
+    mean: float
+    deviation: float | None
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return self.told(2)
+
+    def told(self, digits: int) -> str:
+        """+0.76 (+0.39 to +1.13), with so many digits."""
+        ends = "" if self.deviation is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
+        return f"{self.mean:+.{digits}f}{ends}"
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """The mean of some values with its 95% interval by Student's t; None without values."""
+    if not values:
+        return None
+    n, mean = len(values), statistics.fmean(values)
+    if n == 1:
+        return Interval(1, mean, None, -math.inf, math.inf)
+    from scipy.special import stdtrit  # slow to import
+
+    deviation = statistics.stdev(values)
+    half = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
+    return Interval(n, mean, deviation, mean - half, mean + half)

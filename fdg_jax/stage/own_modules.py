@@ -1,0 +1,277 @@
+"""Checks that a user's modules, loss and optimizer fit together and train as they look. It traces and computes nothing.
+
+What is refused here would otherwise fail late, or train something else without a word.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.errors
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from optax import contrib
+
+from fdg_jax.arrays import check_usable, flattened, native
+from fdg_jax.checkpoint import state as states
+from fdg_jax.errors import BadInput, first_line
+from fdg_jax.stage.functions import ComputeOptions, functions, loss_of, metrics_of, split_variables
+from fdg_jax.stage.shapes import describe, shape_of, zeros
+from fdg_jax.stage.switches import WAY_OUT, Untold, refusal
+from fdg_jax.stage.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
+from fdg_jax.stage.update import states_of
+from fdg_jax.stage.weighted import Weighted
+
+Tree = Any
+CURRENT = "weights=current"  # as Method.other_weights spells it
+WEIGHTED = "The labels are fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
+
+
+class Shapes(NamedTuple):
+    """The shapes in a pipeline, as jax.ShapeDtypeStruct.
+
+    stages: what was traced of each stage.
+    inits: for each stage, the function that makes its Flax variables of a key. It copies those that are given.
+    labels, loss, report: of the labels, of the loss, and of what the loss function returns: that or (that, metrics).
+    """
+
+    stages: list[TracedModule]
+    inits: list[Callable[[jax.Array], dict[str, Tree]]]
+    labels: Tree
+    loss: jax.ShapeDtypeStruct
+    report: Tree
+
+
+def check_shapes(
+    stages: Sequence[tuple[nn.Module, ComputeOptions, str, Any]], loss, preprocess, example_batch, variables
+) -> Shapes:
+    """Follows an example batch through all stages in training mode, without computing anything.
+
+    Arguments:
+        stages: for each stage its module, how it is computed, the option that makes its backward pass use other
+            weights than its forward pass ("" if none does), and its optax optimizer.
+        loss: loss(outputs, labels) -> scalar or (scalar, metrics).
+        preprocess: (inputs, step) -> what stage 1 takes; or None.
+        example_batch: (inputs, labels), as arrays or shapes.
+        variables: for each stage the Flax variables that are given; None if none are.
+
+    Returns: the shapes.
+
+    Raises:
+        BadInput: something does not fit. It names the stage and the shapes.
+    """
+    from fdg_jax.stage.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
+
+    if variables is not None and len(variables) != len(stages):
+        raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
+    x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
+    traced, inits, before = [], [], f"the input is {describe(x)}"
+    owners: dict[int, tuple[Any, str]] = {}
+    for k, (module, compute, other, optimizer) in enumerate(stages, 1):
+        who = f"stage k={k} ({type(module).__name__})"
+        fact, untold = f"{who} cannot take {describe(x)}; {before}.", Untold()
+        with nn.intercept_methods(refuse_bridges), nn.intercept_methods(untold):
+            seen = trace_or_refuse(fact, trace_module, module, compute, x, who=who)
+        if untold.found:
+            check_told(who, module, seen, untold)
+        check_shared(owners, who, module, seen.variables)
+        check_evaluation(who, module, seen)
+        if k < len(stages):
+            check_message(who, k, seen.y)
+        inits.append(first_variables(k, who, seen, None if variables is None else variables[k - 1]))
+        check_trainable(who, seen.params)
+        check_optimizer(who, optimizer, seen.params)
+        if other or compute.precision.compute_dtype is not None:
+            check_kept(who, module, seen, other)
+        traced.append(seen)
+        before, x = f"stage k={k} takes {describe(x)} and gives {describe(seen.y)}", seen.y
+    report = check_loss(loss, x, labels)
+    return Shapes(traced, inits, labels, loss_of(report), report)
+
+
+def check_message(who: str, k: int, y: Tree) -> None:
+    """Raises BadInput where stage k gives the next one what no gradient comes back through, or a number."""
+    gives = f"{who} gives {describe(y)} to stage k={k + 1}"
+    if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
+        raise BadInput(f"{gives}: no gradient comes back through integers. Cut the network elsewhere.")
+    if any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
+        fact = f"{gives}, and a number has no axis: between stages arrays have one axis or more"
+        raise BadInput(f"{fact}. Give scale[None], say.")
+
+
+def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
+    """The shapes of what a loss returns. Raises BadInput unless that is one number, or (it, {name: number})."""
+    fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
+    way_out = WEIGHTED if isinstance(labels, Weighted) else ""
+    report = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), outputs, labels, way_out=way_out)
+    found = f"the loss of outputs {describe(outputs)} and labels {describe(labels)} is {describe(report)}"
+    pair = isinstance(report, tuple | list) and len(report) == 2 and isinstance(report[1], Mapping)
+    value: Any = loss_of(report) if pair else report
+    if getattr(value, "shape", None) != ():
+        raise BadInput(f"{found}, not one number. Return the mean over the batch, or (that, {{name: number}}).")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise BadInput(f"{found}, which has no gradient. Give a loss that is one floating-point number.")
+    for name, metric in metrics_of(report).items():
+        if not isinstance(name, str) or getattr(metric, "shape", None) != () or metric.dtype.kind == "c":
+            fact = f"the loss returns (loss, metrics), and its metric {name!r} is {describe(metric)}"
+            raise BadInput(f"{fact}. Give a dictionary of numbers, each the mean over the batch: {{'accuracy': ...}}.")
+    return report
+
+
+def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree) -> Tree:
+    """The shapes of what stage 1 takes, of the shapes of a batch's inputs. Raises BadInput if preprocess fails."""
+    if preprocess is None:
+        return inputs
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    fact = f"preprocess cannot take {describe(inputs)}."
+    return trace_or_refuse(fact, lambda *a: jax.eval_shape(preprocess, *a), inputs, step)
+
+
+def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callable[[jax.Array], dict[str, Tree]]:
+    """The function that makes the first variables of stage k from a key, or copies those that are given.
+
+    They are made once, before there are inputs of a stage k > 1. So it raises BadInput if they depend on the values of
+    the inputs, or if those given do not fit.
+    """
+    if given is not None:
+        fitting = fitting_variables(k, seen.variables, given, seen.x)
+        return lambda key: jax.tree.map(partial(jnp.array, copy=True), fitting)
+    if seen.init_sees_inputs:
+        fact = f"{who}: its first variables depend on the values of its inputs, and here they are made of shapes alone"
+        raise BadInput(f"{fact}. Initialise the modules yourself and give init(key, example, variables).")
+    return lambda key: seen.init(key, zeros(seen.x))
+
+
+def check_trainable(who: str, params: Tree) -> None:
+    """Raises BadInput if a parameter has no gradient, as integers have none."""
+    for path, leaf in states.flatten(params).items():
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            fact = f"{who} has the parameter {path}, {describe(leaf)}, which has no gradient"
+            raise BadInput(f'{fact}. Keep it in a collection of its own: self.variable("constants", ...).')
+
+
+def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
+    """Raises BadInput if the optimizer needs more than gradients and parameters, or cannot train these parameters."""
+    way_out = (
+        "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It has no loss or "
+        "loss function to give there, as optax.contrib.reduce_on_plateau and optax.lbfgs want, and one set of "
+        "parameters, where optax.lookahead wants two. Use another optimizer."
+    )
+    trace_or_refuse(f"the optimizer cannot train {who}.", first_update, optimizer, params, way_out=way_out)
+    if states_of(jax.eval_shape(optimizer.init, params), contrib.SAMState):
+        fact = f"the optimizer of {who} is optax.contrib.sam: it trains at two points in turn and evaluates at one"
+        raise BadInput(f"{fact} that it does not tell. Use the optimizer inside it by itself.")
+
+
+def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
+    """The shapes of the parameters after an optimizer's first update."""
+
+    def update(params):
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    return jax.eval_shape(update, params)
+
+
+def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) -> None:
+    """Raises BadInput if a module is trained by another program once the switches are set that nobody sets."""
+    told = Untold(tell=True)
+    try:
+        with nn.intercept_methods(told):
+            other = text(trace_forward(module, seen.compute, seen.params, seen.extra, seen.x)[0])
+    except Exception:  # it draws random numbers, say
+        other = ""
+    # A part within nn.jit is not traced again, so it cannot be told.
+    if other != text(seen.forward) or told.found.keys() != untold.found.keys():
+        raise BadInput(refusal(who, *next(iter(untold.found.items()))))
+
+
+def text(trace: Any) -> str:
+    """A trace as a text, without the addresses of the user's functions."""
+    return re.sub("0x[0-9a-f]+", "", str(trace))
+
+
+def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> None:
+    """Raises BadInput if a module cannot be evaluated: dropout or batch statistics that are always in training mode."""
+    outputs, fact = functions(module, compute=seen.compute).outputs, f"{who} can be trained but not evaluated"
+    try:
+        jax.eval_shape(outputs, *split_variables(seen.variables), seen.x)
+    except BadInput as error:
+        raise BadInput(f"{fact}: {error}") from error
+    except flax.errors.InvalidRngError as error:
+        fact += f': it draws from the random stream "{asked_stream(error)}" in evaluation, too'
+        raise BadInput(f"{fact}. Draw only where the argument `train` of __call__ is True.") from error
+    except Exception as error:  # whatever a user's module raises
+        raise BadInput(f"{fact}: {first_line(error)} {WAY_OUT}") from error
+
+
+def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> None:
+    """Looks for what a module keeps for its backward pass that is made of its weights.
+
+    Where the backward pass must use other weights (`other` is the option that says so), it would use the old ones:
+    BadInput. Elsewhere copies of matrices, such as weights cast to another dtype, only cost memory: a warning. Copies
+    have a kernel's size and do not grow with the batch. With current weights, vectors made of weights alone count, too.
+    Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep nothing of the kind. Layers
+    that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product: so do all of
+    flax.linen's norms with a scale.
+    """
+    kernels = {leaf.size for leaf in jax.tree.leaves(seen.params) if leaf.ndim > 1}
+    copies = [kept.ndim > 1 and kept.size in kernels for kept in seen.kept]
+    if any(copies):
+        larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), seen.x)
+        *_, more = trace_forward(module, seen.compute, seen.params, seen.extra, larger)
+        copies = [copy and a.shape == b.shape for copy, a, b in zip(copies, seen.kept, more, strict=True)]
+    found = []
+    for kept, copy, (weights, of_inputs) in zip(seen.kept, copies, seen.kept_of(), strict=True):
+        alone = not of_inputs and jnp.issubdtype(kept.dtype, jnp.inexact)
+        if weights and (copy or (alone and other == CURRENT)):  # feedback weights replace matrices only
+            found.append((kept, weights, " alone" if alone else ""))
+    if not found:
+        return
+    if other:
+        paths = list(states.flatten(seen.params))
+        kept, weights, alone = found[0]
+        fact = f"{who} keeps {describe(kept)}, made of its weights {', '.join(paths[n] for n in weights)}{alone}"
+        raise BadInput(
+            f"{fact}, for the backward pass, so {other} would go back through these. Leave {other} out, or use layers "
+            "that keep no such thing: fdg_jax.layers.BatchNorm for a batch norm, flax.linen's other norms with "
+            "use_scale=False, and weights that are cast outside the module."
+        )
+    shapes = [kept for kept, *_ in found]
+    rest = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+    size = sum(kept.size * kept.dtype.itemsize for kept in shapes)
+    warnings.warn(
+        f"{who} keeps copies of its weights for the backward pass ({describe(shapes[:3])}{rest}): {size:,} bytes "
+        "for every batch in flight. Training is right all the same: copies cost memory only, and layers that "
+        "compute in float32 gain no speed from bfloat16. The reason: dtype='bfloat16' gives a module its kernels "
+        "in bfloat16, and a layer without a dtype of its own casts them to float32 when it meets a float32 bias. "
+        "Give the layer that dtype, as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
+        stacklevel=5,
+    )
+
+
+def fitting_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> dict[str, Tree]:
+    """The variables given for stage k in the containers that its module has. Those that are given may have others: a
+    file has dictionaries only for containers with a class of their own (fdg_jax.arrays).
+
+    Raises BadInput if names, shapes or dtypes are not those that the module needs.
+    """
+    if not isinstance(given, Mapping):
+        what = type(given).__name__
+        raise BadInput(f'the variables of stage k={k} are of type {what}, not a dictionary {{"params": ...}}.')
+    want, have = flattened(needed)[0], {name: native(leaf) for name, leaf in flattened(dict(given))[0].items()}
+    for leaf in have.values():
+        check_usable(f"the variables of stage k={k}", leaf)
+    for path in sorted(want.keys() | have.keys()):
+        a, b = want.get(path), have.get(path)
+        if b is not None and not hasattr(b, "dtype"):
+            raise BadInput(f"the given {path} of stage k={k} is a {type(b).__name__}, not an array.")
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+            raise BadInput(
+                f"stage k={k} takes {describe(x)}, so its {path} is {describe(a)}, but the given one is {describe(b)}."
+            )
+    return jax.tree.unflatten(jax.tree.structure(needed), [have[name] for name in want])

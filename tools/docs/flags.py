@@ -1,0 +1,20 @@
+"""All flags of the training commands by purpose, made of their declarations: a part of docs/running.md."""
+
+from fdg_jax import cli
+from fdg_jax.experiments import cifar
+from fdg_jax.options.common import GROUPS
+from fdg_jax.options.fields import spelled
+
+
+def tables() -> str:
+    """A heading, what the group is about, and a table of its flags, for each group."""
+    parts = []
+    for group, about in GROUPS.items():
+        name = cli.title(group)
+        parts.append(f"### {name[:1].upper()}{name[1:]}\n\n{about}\n\n| flag | what it does |\n|---|---|")
+        for option in cli.of_group(group):
+            value = "" if option.switch else f" {cli.metavar(option)}"
+            text = cli.explained(option, cifar.PROGRAM).replace("|", "\\|").replace("<", "&lt;")
+            parts.append("| `{}` | {} |".format(f"{spelled(option.name)}{value}".replace("|", "\\|"), text))
+        parts.append("")
+    return "\n".join(parts)
