@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fdg_jax import cli, sweep
+from fdg_jax import cli
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import CommandLine, Program
 from fdg_jax.config import Config
@@ -28,7 +28,7 @@ from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.fields import as_flags
 from fdg_jax.runs import locking, reading, run_files, trackers
 from fdg_jax.runs.progress import count
-from fdg_jax.training import lifecycle, processes
+from fdg_jax.training import processes
 from fdg_jax.training.processes import Elsewhere, Silent
 
 
@@ -60,10 +60,14 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
     checks.check_start(words.start, asked, words.joining)
     trackers.check(words.start.track)
     if words.start.several:
+        from fdg_jax import sweep
+
         return sweep.run(words, program, signals)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())
+    from fdg_jax.training import lifecycle  # slow to import; what can be refused without it has been
+
     if words.start.dry_run:
         return lifecycle.dry_run(asked, program, signals)
     peers = processes.join(words.joining, asked, given)
