@@ -168,8 +168,8 @@ def empty_parser(program: Program) -> Parser:
 
 def title(group: str) -> str:
     """What a group of flags is called."""
-    titles = {"others": "options of other methods", "processes": "several processes", "start": "this start"}
-    return titles.get(group, f"{group} options")
+    own = {"fdg": "FDG options", "others": "options of other methods", "processes": "several processes"}
+    return own.get(group, f"{group} options")
 
 
 def of_group(group: str) -> list[Option]:
