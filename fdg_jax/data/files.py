@@ -15,7 +15,7 @@ import numpy as np
 
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 KINDS = "*.JPEG, *.jpg or *.png"
