@@ -19,9 +19,8 @@ from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
 from fdg_jax.data import interruptible
-from fdg_jax.data.damaged import Damaged
 from fdg_jax.data.loading import LoaderFailed
-from fdg_jax.errors import BadInput, first_line, reason
+from fdg_jax.errors import BadInput, Damaged, first_line, reason
 from fdg_jax.machine import compile_cache, jax_settings, output
 from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals, Stopped
