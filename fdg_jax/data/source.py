@@ -12,8 +12,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fdg_jax.errors import BadInput
-
 
 class Source:
     """A data set of N training and M test examples, of images unless a member is replaced.
@@ -94,29 +92,3 @@ class Source:
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
         """Further numbers that a test loss (in nats) is reported as, by their names in the files of a run."""
         return {}
-
-
-def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of the training examples in an epoch, a function of (seed, epoch).
-
-    It comes from NumPy's RandomState, whose stream will never change. So a run that is resumed with a newer NumPy sees
-    the same batches.
-
-    Arguments:
-        n: number of examples.
-        seed: 0 .. 2**32-1.
-        epoch: 0, 1, ...
-
-    Returns: a permutation [n] int32.
-
-    Raises:
-        BadInput: the seed is outside that range.
-    """
-    check_seed(seed)
-    return np.random.RandomState([seed, epoch]).permutation(n).astype(np.int32)
-
-
-def check_seed(seed: int) -> None:
-    """Raises BadInput for a seed outside 0 .. 2**32-1, which JAX would truncate to 32 bits or refuse."""
-    if not 0 <= seed < 2**32:
-        raise BadInput(f"the seed is {seed}, but must be between 0 and {2**32 - 1}.")
