@@ -14,10 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.data.order import 
-from fdg_jax.data.source import check_seed  # beside the transforms
-from fdg_jax.data.order import 
-from fdg_jax.data.source import epoch_order as epoch_order
+from fdg_jax.data.order import check_seed
+from fdg_jax.data.order import epoch_order as epoch_order  # beside the transforms
 
 
 class Images(Protocol):
