@@ -13,7 +13,7 @@ from pathlib import Path
 from fdg_jax import corrections, data, methods, models
 from fdg_jax.errors import did_you_mean
 from fdg_jax.machine import output
-from fdg_jax.machine.interpreter import python_command
+from fdg_jax.machine.facts import python_command
 from fdg_jax.options.parser import continued
 
 COMMANDS = {

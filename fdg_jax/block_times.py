@@ -25,7 +25,7 @@ import numpy as np
 from fdg_jax import layers, recipe
 from fdg_jax.layers import convolution
 from fdg_jax.machine import facts, huge_pages, kept_times, programs
-from fdg_jax.machine.stderr import Progress
+from fdg_jax.machine.output import Progress
 from fdg_jax.split import of_each_kind
 from fdg_jax.stage import functions
 from fdg_jax.stage.shapes import describe

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fdg_jax import config, config_file, corrections, data, methods, models
 from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_JOINING, OF_MODELS, OF_START, Config
 from fdg_jax.config_file import Found
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 from fdg_jax.options.common import GROUPS, OF_OPTIMIZER, ONE_RUN, Joining, Start, chosen, own_defaults, refuse_retired
 from fdg_jax.options.fields import Option, choices, from_word, parts, spelled
 from fdg_jax.options.parser import Parser, continued

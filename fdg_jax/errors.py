@@ -15,6 +15,11 @@ class Unreadable(BadInput):
     """A file cannot be read at the moment, so whether it is intact is not known."""
 
 
+class Damaged(BadInput):
+    """An image or a text cannot be read, or an image not be decoded; the message names the file. A run may meet it
+    after hours: it ends with a checkpoint then."""
+
+
 class NoEffect(UserWarning):
     """Something that was asked for does nothing here, or nearly nothing."""
 

@@ -15,7 +15,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import did_you_mean
 from fdg_jax.experiments import imagenet, tiny_imagenet
-from fdg_jax.machine import terminal
+from fdg_jax.machine import output
 from fdg_jax.options.fields import spelled
 from fdg_jax.training import command, opening
 from fdg_jax.training.record import Run
@@ -92,12 +92,12 @@ def test_an_unknown_model_is_answered_with_the_patterns_too():
 
 def test_a_line_is_broken_between_words_and_goes_on_under_its_text():
     for line, width in product(LINES, (40, 80)):
-        first, *others = terminal.wrapped(line, width).splitlines()
+        first, *others = output.wrapped(line, width).splitlines()
         indent = " " * (12 if "k=10" in line else 11)
         assert others and all(len(each) <= width for each in [first, *others])
         assert all(each.startswith(indent) and each[len(indent)] != " " for each in others)
         assert [*first.split(), *" ".join(others).split()] == line.split()
-    assert terminal.wrapped(LINES[0], None) == LINES[0] == terminal.wrapped(LINES[0], len(LINES[0]))
+    assert output.wrapped(LINES[0], None) == LINES[0] == output.wrapped(LINES[0], len(LINES[0]))
 
 
 class Terminal(io.StringIO):

@@ -12,10 +12,9 @@ import pytest
 from fdg_jax import data
 from fdg_jax.data import download, jpeg, stream
 from fdg_jax.data.augment import train_transform
-from fdg_jax.data.damaged import Damaged
 from fdg_jax.data.stream import Loader, TestBatches, TrainBatches
 from fdg_jax.data.streams import imagenet
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, Damaged
 from tests.image_files import WNIDS, decoded, imagenet_prepared, pixels
 from tests.image_files import imagenet as write_imagenet
 

@@ -11,8 +11,7 @@ from fdg_jax import data
 from fdg_jax.config import Config
 from fdg_jax.data import fingerprint
 from fdg_jax.data.blocks import Blocks
-from fdg_jax.data.damaged import Damaged
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, Damaged
 from fdg_jax.training.loop import InMemory
 
 CONTENT = bytes(np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8))

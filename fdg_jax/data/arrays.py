@@ -18,7 +18,7 @@ import numpy as np
 from fdg_jax.data.directories import list_directory
 from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.machine.facts import cache_dir
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 FORMAT = 1  # increase it if what is stored, or how images are decoded, changes
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fdg_jax.data.damaged import Damaged
-from fdg_jax.errors import reason
+from fdg_jax.errors import Damaged, reason
 
 
 class OpenFile:

@@ -20,7 +20,7 @@ from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Download, Unavailable, check, fetch
 from fdg_jax.data.interruptible import long_wait
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 
 class Cifar(NamedTuple):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fdg_jax import durable
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.stderr import Progress, say
+from fdg_jax.machine.output import Progress, say
 
 
 class Unavailable(BadInput):

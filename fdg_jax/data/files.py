@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fdg_jax.data.damaged import Damaged
-from fdg_jax.errors import BadInput
-from fdg_jax.machine.stderr import say
+from fdg_jax.errors import BadInput, Damaged
+from fdg_jax.machine.output import say
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 KINDS = "*.JPEG, *.jpg or *.png"

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from fdg_jax.data.damaged import Damaged
+from fdg_jax.errors import Damaged
 
 SCALES, SHAPES, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 TEST_CUT = 224 / 256  # of a test image's shorter side

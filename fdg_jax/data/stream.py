@@ -22,7 +22,7 @@ from fdg_jax.data.order import epoch_order
 from fdg_jax.data.source import Source
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.facts import usable_cores
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 WORKERS = "FDG_JAX_LOADER_WORKERS"
 MOST_WORKERS = 16  # the default's limit: enough for thousands of images/s

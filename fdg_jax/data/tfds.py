@@ -19,10 +19,9 @@ import numpy as np
 from fdg_jax import strict_json
 from fdg_jax.data import files, jpeg
 from fdg_jax.data.arrays import Arrays, Expected
-from fdg_jax.data.damaged import Damaged
 from fdg_jax.data.download import Unavailable
-from fdg_jax.errors import BadInput
-from fdg_jax.machine.stderr import Progress
+from fdg_jax.errors import BadInput, Damaged
+from fdg_jax.machine.output import Progress
 
 OPEN = 256  # files that a process keeps open; ImageNet has 1024, which is often the limit for a process
 WAY_OUT = "Prepare it again, or use another --data-dir or --dataset."

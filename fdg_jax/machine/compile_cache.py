@@ -19,7 +19,7 @@ import jax
 
 from fdg_jax.durable import make_private
 from fdg_jax.machine.facts import cache_dir, cpuinfo
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,10 @@ def cache_dir() -> Path:
     Raises: RuntimeError for a user without a home.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fdg_jax"
+
+
+def python_command() -> str:
+    """The interpreter's path, relative to the working directory if it lies below that. A command that is printed names
+    it because fdg_jax may be installed in its environment only."""
+    path, here = Path(sys.executable), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -14,7 +14,7 @@ from typing import Any
 from fdg_jax import strict_json
 from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.machine.facts import cache_dir
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 
 def path_of(what: str, of: dict[str, Any]) -> Path:

@@ -1,4 +1,5 @@
-"""Printing that never ends a run: after a closed pipe, a lost terminal or a full disk, only the output is missing.
+"""What commands print. It never ends a run: after a closed pipe, a lost terminal or a full disk only the output is
+missing. Messages and progress go to stderr, so that they do not mix with a command's output.
 
 Everything that a command prints is in the files of the run as well. So a run of days goes on without its terminal, and
 its exit code is that of the training.
@@ -9,7 +10,11 @@ import contextlib
 import errno
 import functools
 import os
+import re
+import shutil
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,8 @@ from typing import Any
 from fdg_jax.errors import BadInput
 
 STANDARD = (0, 1, 2)  # the numbers of stdin, stdout and stderr
+LABEL = re.compile(r"\s*\S+( k=\d+)? {2,}")  # "method     ", "stage k=1  ", "  memory   "
+NARROWEST = 40  # columns that a terminal is assumed to have at least
 
 
 class Forgiving:
@@ -191,3 +198,62 @@ def write_file(flag: str, file: Path, content: str) -> None:
         fact = f"{flag} {file} cannot be written: {error.strerror or error}"
         raise BadInput(f"{fact}. Name a file in a folder that exists and is yours.") from None
     print(file)
+
+
+def say(sentence: str) -> None:
+    """Prints a line on stderr."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """A line on stderr about something slow: updated on a terminal, elsewhere printed once.
+
+    total: how many units there are; unit: what they are, in the plural; what: what is being done.
+    """
+
+    def __init__(self, total: int, unit: str, what: str):
+        self.total, self.unit, self.what = total, unit, what
+        self.done, self.shown = 0, 0.0
+        self.terminal = sys.stderr.isatty()
+        if not self.terminal:
+            say(f"{what}: {total:,} {unit} ...")
+
+    def advance(self, count: int) -> None:
+        """Reports that `count` more units are done."""
+        self.done += count
+        now = time.monotonic()
+        if self.terminal and (now - self.shown > 0.2 or self.done == self.total):
+            self.shown = now
+            end = "\n" if self.done == self.total else ""
+            print(
+                f"\r{self.what}: {self.done:,} of {self.total:,} {self.unit}",
+                end=end,
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def columns() -> int | None:
+    """The width of the terminal; None if stdout is a file, a pipe or closed."""
+    try:
+        terminal = sys.stdout is not None and sys.stdout.isatty()
+    except ValueError:  # it has been closed
+        return None
+    return max(NARROWEST, shutil.get_terminal_size().columns) if terminal else None
+
+
+def wrapped(line: str, width: int | None) -> str:
+    """Wraps a line. Words longer than the width, such as paths, are not broken.
+
+    Arguments:
+        line: the text.
+        width: in columns; None leaves the line as it is, so that in a file every fact is one line.
+    """
+    if width is None or len(line) <= width:
+        return line
+    label = LABEL.match(line)
+    indent = " " * len(label[0]) if label else ""
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        replace_whitespace=False, expand_tabs=False,
+    )  # fmt: skip

@@ -4,7 +4,7 @@ pipe."""
 import sys
 import time
 
-from fdg_jax.machine import output, terminal
+from fdg_jax.machine import output
 
 PLAIN_SECONDS = 10.0  # between two plain lines
 
@@ -46,7 +46,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         if self.bar is not None:
-            whole = terminal.wrapped(line, self.bar.console.width)
+            whole = output.wrapped(line, self.bar.console.width)
             self.bar.console.print(whole, markup=False, highlight=False, soft_wrap=True)
         else:
             print(line, file=output.loud() if line.startswith("WARNING: ") else None, flush=True)

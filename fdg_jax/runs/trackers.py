@@ -22,7 +22,7 @@ from fdg_jax import durable
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput, did_you_mean, reason
 from fdg_jax.machine import output
-from fdg_jax.machine.interpreter import python_command
+from fdg_jax.machine.facts import python_command
 from fdg_jax.runs.run_files import SUMMARY, newest_points, read_json, write_json
 
 PROJECT, TRACKING, OFF = "fdg_jax", "tracking.json", "none"

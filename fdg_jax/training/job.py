@@ -24,7 +24,7 @@ from fdg_jax.config import FIELDS, Config, model_options, run_length, values
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.machine import facts
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 from fdg_jax.methods.interface import Method
 from fdg_jax.training.processes import Peers
 from fdg_jax.transport import devices

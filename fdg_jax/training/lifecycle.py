@@ -19,11 +19,10 @@ from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
 from fdg_jax.data import interruptible
-from fdg_jax.data.damaged import Damaged
 from fdg_jax.data.loading import LoaderFailed
-from fdg_jax.errors import BadInput, first_line, reason
-from fdg_jax.machine import compile_cache, jax_settings, output, terminal
-from fdg_jax.machine.interpreter import python_command
+from fdg_jax.errors import BadInput, Damaged, first_line, reason
+from fdg_jax.machine import compile_cache, jax_settings, output
+from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.report import report_page
@@ -300,19 +299,19 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
     unit = run_files.unit(summary)
     speed = per_second(summary[f"{unit}_per_second"], unit)
     epochs, stages = count(round(summary["epochs"], 2), "epoch"), "stage 1" if K == 1 else f"stages 1 to {K}"
-    width = terminal.columns()
+    width = output.columns()
     print()
     done = (
         f"done: test error {summary['test_error_percent']:.2f}% after {epochs} on {summary['dataset']}, "
         f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}"
     )
-    print(terminal.wrapped(done, width), file=output.loud())
+    print(output.wrapped(done, width), file=output.loud())
     staleness = (
         f"measured staleness of {stages}, in updates: {summary['staleness']}; "
         f"updates made: {summary['updates']} for {count(summary['steps'], 'batch', 'es')}"
     )
     files = f"{path / 'report.html'} shows the curves, {path / run_files.SUMMARY} has the numbers"
-    print("\n".join(terminal.wrapped(line, width) for line in (staleness, files)))
+    print("\n".join(output.wrapped(line, width) for line in (staleness, files)))
     if untrained:
         few = count(summary["steps"], "batch", "es")
         fact = f"no update was made: {few} did not get through {K} stages, and --no-drain drops what is in flight"

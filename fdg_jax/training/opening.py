@@ -13,7 +13,7 @@ from fdg_jax import models
 from fdg_jax.config import Config
 from fdg_jax.data.stream import Stream
 from fdg_jax.engine import memory
-from fdg_jax.machine import output, terminal
+from fdg_jax.machine import output
 from fdg_jax.machine.cores import OtherProcesses
 from fdg_jax.machine.signals import Signals
 from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
@@ -39,14 +39,14 @@ def tell(run: Run, known: list[dict[str, Any]]) -> None:
 
 def show(lines: list[str], where: Any = None) -> None:
     """Prints lines as wide as the terminal. where: instead of stdout."""
-    width = terminal.columns()
-    print("\n".join(terminal.wrapped(line, width) for line in lines), file=where, flush=True)
+    width = output.columns()
+    print("\n".join(output.wrapped(line, width) for line in lines), file=where, flush=True)
 
 
 def loudly(note: str) -> None:
     """Prints a note that nobody should miss."""
     if note:
-        print(f"\n{terminal.wrapped(f'!!! {note}', terminal.columns())}\n", file=output.loud(), flush=True)
+        print(f"\n{output.wrapped(f'!!! {note}', output.columns())}\n", file=output.loud(), flush=True)
 
 
 def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:

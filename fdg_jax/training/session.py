@@ -10,8 +10,7 @@ from fdg_jax import data, durable
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.data import fingerprint
-from fdg_jax.data.damaged import Damaged
-from fdg_jax.errors import BadInput, reason
+from fdg_jax.errors import BadInput, Damaged, reason
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import reading, run_files
 from fdg_jax.runs.progress import Progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.sets import cifar10, digits
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 
 def load(data_dir=None) -> Dataset:

@@ -21,7 +21,7 @@ from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.stderr import Progress
+from fdg_jax.machine.output import Progress
 
 TINY = Expected("tiny_imagenet", train=100_000, test=10_000, classes=200, shape=(64, 64, 3))
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)  # of the training images

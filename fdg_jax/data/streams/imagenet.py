@@ -18,7 +18,7 @@ from fdg_jax.data import directories, files, tfds
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.stream import Encoded, Stream
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.stderr import say
+from fdg_jax.machine.output import say
 
 NAME, PREPARED = "imagenet", "imagenet2012"
 TRAIN, TEST, CLASSES = 1_281_167, 50_000, 1000
