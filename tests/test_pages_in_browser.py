@@ -273,7 +273,7 @@ def test_the_page_of_a_comparison_is_as_easy_to_use(browser, tmp_path):
     runs = [run for name in ("decisive", "paper-3-epochs") for run in results.read(results_of / f"{name}.jsonl")]
     file.write_text(comparison.page(comparison.compare(runs)), encoding="utf-8")
     chromium.easy_to_use(browser, file)
-    assert browser.run("return document.querySelectorAll('svg.chart').length") == 2 * 3
+    assert browser.run("return document.querySelectorAll('svg.chart').length") == 2 * 2
 
 
 def reported(folder: Path, method: str, K: int, trained: int) -> Path:
