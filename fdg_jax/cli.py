@@ -15,6 +15,7 @@ from fdg_jax.options.common import GROUPS, OF_OPTIMIZER, ONE_RUN, Joining, Start
 from fdg_jax.options.fields import Option, choices, from_word, parts, spelled
 from fdg_jax.options.parser import Parser, continued
 
+FLAGS = {**FIELDS, **OF_JOINING, **OF_START}  # all options of the command line
 ABOUT = (
     "Trains {} by stages that never wait for one another (fully decoupled learning with delayed gradients), or by a "
     "method to compare it with."
@@ -148,10 +149,10 @@ def parser(program: Program) -> Parser:
 
 def short_parser(program: Program) -> Parser:
     """Prints the flags that most people need."""
-    made, every = empty_parser(program), {**FIELDS, **OF_JOINING, **OF_START}
-    box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(every)} by group.")
+    made = empty_parser(program)
+    box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(FLAGS)} by group.")
     for name in EVERYDAY_TEXT if trains_text(program) else EVERYDAY:
-        add(box, every[name], program)
+        add(box, FLAGS[name], program)
     return made
 
 
@@ -174,7 +175,7 @@ def title(group: str) -> str:
 
 def of_group(group: str) -> list[Option]:
     """The options of a group."""
-    return [option for option in {**FIELDS, **OF_JOINING, **OF_START}.values() if option.group == group]
+    return [option for option in FLAGS.values() if option.group == group]
 
 
 def trains_text(program: Program) -> bool:

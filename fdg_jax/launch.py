@@ -67,7 +67,7 @@ them at once. None is left, on Linux even if the launcher itself is killed.
       -m fdg_jax.experiments.cifar --K 3 --run-dir runs/three
 
 starts again with --resume auto after a process has died, at most five times. A program of your own
-has to know that flag and the three above (docs/several-processes.md has one)."""
+has to know that flag and the three above (examples/several_processes.py does)."""
 EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
 
 

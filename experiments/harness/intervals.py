@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fdg_jax.report.intervals import Interval, interval
+from fdg_jax.report.intervals import Interval, interval, paired
 
 MIN_SEEDS = 3  # fewer decide nothing
 
@@ -26,8 +26,7 @@ class Seeds(NamedTuple):
 
     def minus(self, other: "Seeds") -> "Seeds":
         """The difference for every seed that both have, in the order of the seeds."""
-        shared = sorted(self.by_seed.keys() & other.by_seed.keys())
-        return Seeds({seed: self.by_seed[seed] - other.by_seed[seed] for seed in shared}, self.diverged)
+        return Seeds(paired(self.by_seed, other.by_seed), self.diverged)
 
     def interval(self) -> Interval | None:
         return interval(list(self.by_seed.values()))

@@ -15,7 +15,7 @@ from fdg_jax.options.fields import words
 from fdg_jax.pages import charts
 from fdg_jax.pages.charts import Chart, Line
 from fdg_jax.pages.templates import render
-from fdg_jax.report.intervals import interval
+from fdg_jax.report.intervals import interval, paired
 from fdg_jax.report.results import Group, Point, Result, groups, has, movement, value_of
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
@@ -51,9 +51,14 @@ class Comparison(NamedTuple):
     data: list[str]
 
 
+def counted_in(runs: Sequence[Result]) -> str:
+    """What the speed of runs is counted in: "images" or "tokens"."""
+    return unit(next((run.final for run in runs if "tokens_per_second" in run.final), {}))
+
+
 def columns(runs: Sequence[Result]) -> list[Column]:
     """The columns that some run has a number for."""
-    counted = unit(next((run.final for run in runs if "tokens_per_second" in run.final), {}))
+    counted = counted_in(runs)
 
     def final(name: str) -> Callable[[Result], float | None]:
         return lambda run: run.final.get(name)
@@ -97,26 +102,22 @@ def measure(runs: Sequence[Result]) -> tuple[str, str, int]:
     return ("test_bits_per_byte", "bits per byte", 3) if text else ("test_error_percent", "points of test error", 2)
 
 
-def against(first: Group, other: Group, name: str) -> list[float]:
-    """The differences of the final numbers of this name, for every seed that both groups have."""
-    of_first, of_other = (
-        {value_of(run, "seed"): run.final[name] for run in group.runs if run.final.get(name) is not None}
-        for group in (first, other)
-    )
-    return [of_other[seed] - of_first[seed] for seed in sorted(of_first.keys() & of_other.keys())]
+def by_seed(group: Group, name: str) -> dict[int, float]:
+    """The final number of this name of each run that has one."""
+    return {value_of(run, "seed"): run.final[name] for run in group.runs if run.final.get(name) is not None}
 
 
 def verdict(first: Group, other: Group) -> str:
     """fdg, K=2 against bp, K=1: +0.52 (+0.10 to +0.94) points of test error, 1.41 times its images/s."""
     runs = [*first.runs, *other.runs]
-    (name, what, digits), counted = measure(runs), f"{unit(runs[0].final)}_per_second"
-    said = []
-    if found := interval(against(first, other, name)):
+    (name, what, digits), counted, said = measure(runs), counted_in(runs), list[str]()
+    if found := interval([*paired(by_seed(other, name), by_seed(first, name)).values()]):
         said.append(f"{found.told(digits)} {what}{' (1 seed)' if found.n == 1 else ''}")
-    speeds = [[run.final[counted] for run in group.runs if run.final.get(counted)] for group in (first, other)]
+    per_second = f"{counted}_per_second"
+    speeds = [[run.final[per_second] for run in group.runs if run.final.get(per_second)] for group in (first, other)]
     if all(speeds):
         before, now = map(statistics.median, speeds)
-        said.append(f"{now / before:.2f} times its {unit(runs[0].final)}/s")
+        said.append(f"{now / before:.2f} times its {counted}/s")
     return f"{other.name} against {first.name}: {', '.join(said)}." if said else ""
 
 

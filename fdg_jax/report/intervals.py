@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -37,3 +37,8 @@ def interval(values: Sequence[float]) -> Interval | None:
     deviation = statistics.stdev(values)
     half = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
     return Interval(n, mean, deviation, mean - half, mean + half)
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
+    """The difference for every seed that both have, in the order of the seeds."""
+    return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}

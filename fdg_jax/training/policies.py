@@ -27,7 +27,7 @@ from fdg_jax.runs import incidents, run_files
 from fdg_jax.runs.incidents import STALLS
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training.job import Job
-from fdg_jax.training.record import Diverged, Run, raise_diverged
+from fdg_jax.training.record import Diverged, Run, diverged_by
 
 MOST_WARNINGS = 10  # warnings about non-finite values before going quiet
 WORDS = {"F": "forward pass", "B": "backward pass and update", "S": "synthesizer's step", "window": "window"}
@@ -62,17 +62,15 @@ class NonFinitePolicy:
     def handle_metrics(self, metrics: Metrics) -> None:
         """For a batch whose loss is not finite or with which a refused update became known: raises Diverged, or warns
         where the policy is to skip."""
-        try:
-            raise_diverged(metrics)
-        except Diverged as found:
-            self.warnings += 1
-            if self.skips and self.warnings > MOST_WARNINGS:
-                return
-            fact = str(found) if math.isfinite(metrics.loss) else f"{found}{self.first_stage(metrics.step)}"
-            if not self.skips:
-                raise Diverged(fact, metrics.step) from None
-            last = " (the last such warning)" if self.warnings == MOST_WARNINGS else ""
-            self.say(f"WARNING: {fact}. No update is made with it{last}.")
+        self.warnings += 1
+        if self.skips and self.warnings > MOST_WARNINGS:
+            return
+        found = diverged_by(metrics)
+        fact = str(found) if math.isfinite(metrics.loss) else f"{found}{self.first_stage(metrics.step)}"
+        if not self.skips:
+            raise Diverged(fact, metrics.step)
+        last = " (the last such warning)" if self.warnings == MOST_WARNINGS else ""
+        self.say(f"WARNING: {fact}. No update is made with it{last}.")
 
     def handle_state(self, found: NotFinite, needed: bool) -> None:
         """For a state that was not saved because it is not finite: raises Diverged. Where the policy is to skip, and

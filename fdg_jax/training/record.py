@@ -132,12 +132,17 @@ class Diverged(Exception):
         self.step = step
 
 
-def raise_diverged(metrics: Metrics) -> None:
-    """Raises Diverged for a batch whose loss is not finite, or whose metrics report a refused update."""
+def diverged_by(metrics: Metrics) -> Diverged:
+    """What to raise for a batch whose loss is not finite, or whose metrics report a refused update."""
     facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
     if any(metrics.bad):
         facts.append(describe_first_refused(metrics.bad))
-    raise Diverged(" and ".join(facts), metrics.step)
+    return Diverged(" and ".join(facts), metrics.step)
+
+
+def raise_diverged(metrics: Metrics) -> None:
+    """Raises what `diverged_by` makes."""
+    raise diverged_by(metrics)
 
 
 class Record:

@@ -4,6 +4,7 @@ from fdg_jax import cli
 from fdg_jax.experiments import cifar
 from fdg_jax.options.common import GROUPS
 from fdg_jax.options.fields import spelled
+from tools.docs.methods import cells
 
 
 def tables() -> str:
@@ -14,7 +15,7 @@ def tables() -> str:
         parts.append(f"### {name[:1].upper()}{name[1:]}\n\n{about}\n\n| flag | what it does |\n|---|---|")
         for option in cli.of_group(group):
             value = "" if option.switch else f" {cli.metavar(option)}"
-            text = cli.explained(option, cifar.PROGRAM).replace("|", "\\|").replace("<", "&lt;")
-            parts.append("| `{}` | {} |".format(f"{spelled(option.name)}{value}".replace("|", "\\|"), text))
+            row = f"`{spelled(option.name)}{value}`", cli.explained(option, cifar.PROGRAM).replace("<", "&lt;")
+            parts.append(cells([cell.replace("|", "\\|") for cell in row]))
         parts.append("")
     return "\n".join(parts)
