@@ -1,4 +1,4 @@
-"""`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and the comparison of their results.
+"""`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and their comparison.
 
 Each run is a training command in a process of its own, with --resume auto, one after the other or one a core. So
 whatever stopped the runs, the same command goes on with them. All combinations are checked before the first run starts.

@@ -114,8 +114,8 @@ def verdict(first: Group, others: Sequence[Group]) -> str:
     for other in others:
         runs, said = [*first.runs, *other.runs], list[str]()
         (name, what, digits), counted = measure(runs), counted_in(runs)
-        per_second = f"{counted}_per_second"
-        speeds = [[run.final[per_second] for run in group.runs if run.final.get(per_second)] for group in (first, other)]
+        speed = f"{counted}_per_second"
+        speeds = [[run.final[speed] for run in group.runs if run.final.get(speed)] for group in (first, other)]
         if all(speeds):
             before, now = map(statistics.median, speeds)
             said.append(f"{now / before:.2f} times the {counted}/s")
