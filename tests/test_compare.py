@@ -195,7 +195,7 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     path = made(tmp_path, "a")
     assert compare.main([str(path), "--html", str(tmp_path / "x.html")]) == 0
     out = capsys.readouterr().out
-    assert "31.25" in out and out.splitlines()[-1] == str(tmp_path / "x.html")
+    assert "31.25" in out and out.splitlines()[0] == str(tmp_path / "x.html")
     assert (tmp_path / "x.html").read_text().startswith("<!DOCTYPE html>")
     for words, said in (
         ([str(tmp_path)], "has no config.json: it is no run directory"),
