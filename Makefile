@@ -31,7 +31,7 @@ demo: setup  ## set up, train on images of digits by BP, FDG and FDG with NAdam,
 		--K $(DEMO_K) --optimizer adamw --run-dir $$dir/fdg; \
 	arm "3 of 3: the same with NAdam, an optimizer for late gradients" \
 		--K $(DEMO_K) --optimizer nadam --momentum 0.9 --run-dir $$dir/nadam; \
-	echo; echo "$(DEMO_K) stages had $$(getconf _NPROCESSORS_ONLN) cores; the gain is full where each stage has one."; \
+	echo; echo "$(DEMO_K) stages had $$(getconf _NPROCESSORS_ONLN) cores. Where stages share one, the gain is smaller."; \
 	$(RUN) -m fdg_jax.compare $$dir/bp $$dir/fdg $$dir/nadam --html $$dir/compared.html
 
 smoke: setup  ## schedules, the oracle, both engines and a command, about 2 minutes
