@@ -23,7 +23,7 @@ setup:  ## the virtual environment .venv; nothing to do when it is up to date
 	@sh tools/setup.sh "$(PYTHON)" "$(REQUIREMENTS)"
 
 # XLA computes no operation on several cores here: each stage of every run has one, and BP, which is one stage, too.
-demo: setup  ## set up, train on images of digits by BP, FDG and FDG with NAdam, and compare; 3 minutes, offline (DEMO_K=3)
+demo: setup  ## set up, train on images of digits by BP, FDG, and FDG with NAdam: 3 minutes, also offline (DEMO_K=3)
 	@set -e; export XLA_FLAGS="$$XLA_FLAGS --xla_cpu_multi_thread_eigen=false"; dir=runs/demo-$$(date +%Y%m%d-%H%M%S); \
 	arm() { echo; echo "$$1"; shift; $(RUN) -m fdg_jax.experiments.cifar $(DEMO) "$$@"; }; \
 	arm "1 of 3: back-propagation (BP), one stage on one core" --method bp --K 1 --optimizer adamw --run-dir $$dir/bp; \
