@@ -111,6 +111,11 @@ def loud() -> Any:
     return sys.stdout.loud if isinstance(sys.stdout, Quiet) else sys.stdout
 
 
+def bold(text: str) -> str:
+    """A text in bold where stdout is a terminal."""
+    return f"\x1b[1m{text}\x1b[0m" if loud().isatty() else text
+
+
 @contextlib.contextmanager
 def quiet(wanted: bool) -> Iterator[None]:
     """A context in which stdout shows only what is printed to `loud`, if that is wanted."""

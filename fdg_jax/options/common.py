@@ -291,7 +291,7 @@ class Start:
     sweep: tuple = option(
         (), "One run for each value, e.g. beta=0.2,0.5,1, or for each combination where several are given "
         "(split=3,7;2,5: values that have commas), in <run-dir>/<name>. Stopped and given again, the command goes on. "
-        "At its end it writes the table sweep.md.", metavar="NAME=VALUES", group="start", shown="one run"
+        "At its end compared.html compares the runs.", metavar="NAME=VALUES", group="start", shown="one run"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: so many runs at the same time, each on a core of its own.",

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from fdg_jax.config import FIELDS
+from fdg_jax.machine import output
 from fdg_jax.options.fields import words
 from fdg_jax.pages import charts
 from fdg_jax.pages.charts import Chart, Line
@@ -42,7 +43,7 @@ class Comparison(NamedTuple):
     """What is shown. verdict: how the other groups came out against the first. heads, rows: the table, a row for each
     group. common: the options that all runs share. notes: what to keep in mind. data: what to know of the data."""
 
-    verdict: list[str]
+    verdict: str
     groups: list[Group]
     heads: list[str]
     rows: list[list[str]]
@@ -107,18 +108,22 @@ def by_seed(group: Group, name: str) -> dict[int, float]:
     return {value_of(run, "seed"): run.final[name] for run in group.runs if run.final.get(name) is not None}
 
 
-def verdict(first: Group, other: Group) -> str:
-    """fdg, K=2 against bp, K=1: +0.52 (+0.10 to +0.94) points of test error, 1.41 times its images/s."""
-    runs = [*first.runs, *other.runs]
-    (name, what, digits), counted, said = measure(runs), counted_in(runs), list[str]()
-    if found := interval([*paired(by_seed(other, name), by_seed(first, name)).values()]):
-        said.append(f"{found.told(digits)} {what}{' (1 seed)' if found.n == 1 else ''}")
-    per_second = f"{counted}_per_second"
-    speeds = [[run.final[per_second] for run in group.runs if run.final.get(per_second)] for group in (first, other)]
-    if all(speeds):
-        before, now = map(statistics.median, speeds)
-        said.append(f"{now / before:.2f} times its {counted}/s")
-    return f"{other.name} against {first.name}: {', '.join(said)}." if said else ""
+def verdict(first: Group, others: Sequence[Group]) -> str:
+    """Against bp, K=1: fdg, K=2 has 1.41 times the images/s and +0.52 (+0.10 to +0.94) points of test error."""
+    clauses = []
+    for other in others:
+        runs, said = [*first.runs, *other.runs], list[str]()
+        (name, what, digits), counted = measure(runs), counted_in(runs)
+        speed = f"{counted}_per_second"
+        speeds = [[run.final[speed] for run in group.runs if run.final.get(speed)] for group in (first, other)]
+        if all(speeds):
+            before, now = map(statistics.median, speeds)
+            said.append(f"{now / before:.2f} times the {counted}/s")
+        if found := interval([*paired(by_seed(other, name), by_seed(first, name)).values()]):
+            said.append(f"{found.told(digits)} {what}{' (1 seed)' if found.n == 1 else ''}")
+        clauses += [f"{other.name} has {' and '.join(said)}"] if said else []
+    apart = "; " if len(clauses) < 4 else ";\n"
+    return f"Against {first.name}: {apart.join(clauses)}." if clauses else ""
 
 
 def compare(runs: Sequence[Result]) -> Comparison:
@@ -132,8 +137,8 @@ def compare(runs: Sequence[Result]) -> Comparison:
     notes = [*NOTES]
     notes += [OTHER_DATA] if len({value_of(run, "dataset") for run in runs}) > 1 else []
     notes += [OTHER_LENGTH] if len({run.final["steps"] for run in runs if run.final.get("steps")}) > 1 else []
-    said = [sentence for other in found[1:] if (sentence := verdict(found[0], other))]
     data = [*dict.fromkeys(run.final["note"] for run in runs if run.final.get("note"))]
+    said = verdict(found[0], found[1:])
     return Comparison(said, found, ["", "runs", *(column.head for column in shown)], rows, common, notes, data)
 
 
@@ -144,7 +149,8 @@ def text(made: Comparison) -> str:
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in table]
     known = {n: v for n, v in made.common.items() if v is not None and (n in ALWAYS or v != FIELDS[n].default)}
     shared = f"Equal in all: {', '.join(' '.join(words(name, value)) for name, value in known.items())}, and defaults."
-    return "\n".join([*made.data, *lines, "", *made.verdict, *made.notes, shared])
+    said = [output.bold(made.verdict)] if made.verdict else []
+    return "\n".join([*made.data, *lines, "", *made.notes, shared, *said])
 
 
 def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -> list[Line]:

@@ -59,13 +59,16 @@ def meaning(name: str) -> str:
 
 
 def command(config: Mapping[str, Any]) -> str:
-    """The command line of the run, for a shell: what was asked for, before defaults were settled."""
+    """The command line of the run, for a shell: what was asked for, before defaults were settled, and what another
+    machine might settle otherwise: XLA's flags, the data set, how many of its examples there were, a measured split."""
     asked, program = config["asked"], COMMANDS.get(config["dataset"])
+    asked = asked | {name: config[name] for name in ("dataset", "train_size", "split") if asked.get(name) is not None}
     given = [name for name in FIELDS if name != "resume" and asked.get(name) is not None and has(name, config)]
     if program is None:
         given = [name for name in given if asked[name] != FIELDS[name].default]
     flags = [word for name in given for word in words(name, asked[name])]
-    return shlex.join(["python", "-m", f"fdg_jax.experiments.{program or 'cifar'}", *flags])
+    settings = f"XLA_FLAGS={shlex.quote(xla.strip())} " if (xla := config.get("xla_flags")) else ""
+    return settings + shlex.join(["python", "-m", f"fdg_jax.experiments.{program or 'cifar'}", *flags])
 
 
 def shrinks(config: Mapping[str, Any]) -> bool:

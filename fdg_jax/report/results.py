@@ -24,6 +24,7 @@ from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 # and the place of a text.
 FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text"}
 OTHER = {"seed", "log_every", "window", *FREE}
+SETTLED = ("split", "warmup")  # follow from method and K where nobody asks for them
 FEW = 10  # logged losses: fewer say nothing about how the loss moves at the end
 
 
@@ -237,11 +238,12 @@ def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
     differs = [name for name in names if len({repr(value_of(run, name)) for run in firsts}) > 1]
     shared = [name for name in names if name not in differs and any(has(run, name) for run in firsts)]
     common = {name: value_of(firsts[0], name) for name in shared}
-    made = []
-    for same in found.values():
-        own = {name: value_of(same[0], name) for name in differs}
-        made.append(Group(called(same[0], own), own, same))
-    return made, common
+    owns = [{name: value_of(run, name) for name in differs} for run in firsts]
+    for told in ([name for name in differs if name not in SETTLED], differs):  # the shorter names where they suffice
+        titles = [called(run, {name: own[name] for name in told}) for run, own in zip(firsts, owns, strict=True)]
+        if len({*titles}) == len(titles):
+            break
+    return [*map(Group, titles, owns, found.values())], common
 
 
 def called(run: Result, differs: Mapping[str, Any]) -> str:

@@ -103,7 +103,8 @@ def whose_split(job: Job) -> str:
     if parts.name == "paper":
         return " (as in the authors' code)"
     if parts.name == "balanced" and not parts.has_paper_split:
-        return f" (the authors' code has no split of {o.model} for K={o.K}, so stages are of about equal {parts.unit})"
+        way = f"stages share the {parts.unit} as evenly as whole blocks allow"
+        return f" (the authors' code has no split of {o.model} for K={o.K}, so {way})"
     return ""
 
 
@@ -291,7 +292,8 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
     kept = o.keep + o.keep_best
     disk = f"disk       {count(kept, 'checkpoint')} of {megabytes(state)} MB, one more while it is written"
     if found.example is None:
-        return ["time       not measured: every batch may have compiled programs", disk]
+        fact = f"time       not measured: in {short(found.compiling)} s every batch may have compiled programs"
+        return [f"{fact}. They are kept, so give the same command again", *disturbed(found.others_percent, job), disk]
     per_step, every = found.example * o.batch_size, o.evaluate_every * job.steps_per_epoch
     evaluations = 1 + (job.steps - 1) // every if every else 1
     examples = job.steps * len(job.dataset.train_inputs) / job.steps_per_epoch
