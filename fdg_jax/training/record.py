@@ -175,7 +175,7 @@ class Record:
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1
         self.timed_units, self.timed_seconds, self.units = 0, 0.0, 0  # units are images or tokens
         self.pending: list[float] = []  # losses since the last line
-        self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of the newest batches: an epoch's number
+        self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of the newest batches
         self.error: float | None = None
         self.test_loss: float | None = None
         self.best_error, self.best_step = math.inf, None
