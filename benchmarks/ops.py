@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
 
-    restart_once()  # as the training command does, before imports that would be done twice
+    restart_once()  # as in the training command, before the slow imports
 
 import flax.linen as nn
 import jax
@@ -39,9 +39,9 @@ Call = Callable[[], Any]
 
 
 class Shape(NamedTuple):
-    """A layer as it is called.
+    """The shape of a layer's call.
 
-    It maps [size, size, taken] to [size / stride, size / stride, given]. kernel 0 stands for a norm.
+    The layer maps [size, size, taken] to [size / stride, size / stride, given]. kernel 0: a norm.
     """
 
     size: int
@@ -166,7 +166,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         made = {name: make(shape, given.batch_size) for name, make in libraries.items()}
         for operation in made["xla"]:
             if shape.taken == 3 and operation == "dx":
-                continue  # of the images, which nobody wants
+                continue  # the gradient of the images, which is not needed
             took = seconds({name: calls[operation] for name, calls in made.items()}, given.rounds)
             about = {"benchmark": "ops", "model": given.model, "batch_size": given.batch_size, "layer": str(shape)}
             row = {**about, "times": times, "operation": operation, "gigaflops": shape.gigaflops(given.batch_size)}

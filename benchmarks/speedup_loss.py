@@ -113,7 +113,7 @@ def turn(workers: Sequence[Worker], given: report.Given, number: int) -> dict[st
     found = {"bp": took[bp], "pipeline": took[pipeline], **causes}
     found["others_percent"] = max(each["others_percent"] for each in timed.values())  # while operations were timed
     if lone:
-        found["lone"] = took[lone[0]]  # a batch in that time: every core has one in twice as much
+        found["lone"] = took[lone[0]]  # the time per batch of both cores: each core takes twice as long for one
     over, words = took[bp] / took[pipeline], [f"{cause} {1e6 * value:,.0f} µs" for cause, value in causes.items()]
     say(f"turn {number + 1} of {given.windows}: {over:.3f} times BP; {', '.join(words)}")
     return {name: round(value, 6) for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""Draws how far behind BP each arm is, over the number of stages."""
+"""Draws the gap of each arm to BP over the number of stages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from statistics import fmean
 from experiments.harness.pictures import INK, say_empty
 from fdg_jax.pages.charts import canvas, plain
 
-# Told apart by colour-blind eyes, and by their shapes.
+# Distinct for colour-blind readers, and by their shapes.
 STYLES, COLOURS = ("-", "--", ":"), ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#555555", "#b8860b", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 APART = 0.036  # of the height, between two labels
@@ -21,7 +21,7 @@ def draw(
     """Draws a PNG file: the seeds of an arm as points, their means joined by a line with the arm's name at its end.
     A line is interrupted where a number of stages has no value.
 
-    gaps: arm -> K -> a value for each seed, one at least. stages: every K of the x axis, which is logarithmic.
+    gaps: arm -> K -> a value for each seed, at least one. stages: every K of the x axis, which is logarithmic.
     """
     with canvas(path, title, (10, 6.5)) as figure:
         axes = figure.subplots()
@@ -34,7 +34,7 @@ def draw(
             ends[arm] = max(by_K), fmean(by_K[max(by_K)]), {"color": colour, "ls": style, "marker": marker}
         axes.set_xscale("log", base=2)
         axes.set_xticks(stages, [str(K) for K in stages])
-        axes.set_xlim(min(stages) / 1.1, max(stages) * 1.08)  # the names stand to the right of it
+        axes.set_xlim(min(stages) / 1.1, max(stages) * 1.08)  # leaves room for the names on the right
         axes.set_xlabel("stages K, logarithmic")
         axes.set_ylabel(y_label)
         axes.axhline(0, color=INK, lw=1.2)
@@ -52,7 +52,7 @@ def draw(
 
 
 def spread(values: Sequence[float], apart: float, top: float) -> list[float]:
-    """The values moved as far as it takes for each to be so far from the next, none above the top."""
+    """The values, moved so that neighbours are at least `apart` from each other and none is above `top`."""
     order = sorted(range(len(values)), key=lambda at: values[at])
     places = [values[at] for at in order]
     for n in range(1, len(places)):

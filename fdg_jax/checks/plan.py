@@ -1,5 +1,4 @@
-"""The plan of a training: its method and corrections with their options, resolved and checked once for commands and
-`Pipeline`."""
+"""The plan of a training: method, corrections and their options, resolved and checked for commands and `Pipeline`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,8 +22,8 @@ MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; larger one
 class Plan(NamedTuple):
     """How the stages are trained.
 
-    corrections: with their options, in the order in which they act. stage_options: the method's, for its stages. remat:
-        the stages that recompute activations. other_weights: per stage, the option that makes its backward pass use
+    corrections: with their options, in the order in which they act. stage_options: the method's, for its stages.
+    remat: the stages that recompute activations. other_weights: per stage, the option that makes its backward pass use
         other weights than its forward pass; "" if none does.
     """
 

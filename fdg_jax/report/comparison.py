@@ -27,7 +27,7 @@ NOTES = (
 )
 OTHER_DATA = "The data sets differ, so the errors do not compare."
 OTHER_LENGTH = "The numbers of batches differ: compare the curves, not the ends."
-ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # always shown in the list of common options
+ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # always among the common options
 
 
 class Column(NamedTuple):

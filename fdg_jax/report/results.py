@@ -1,5 +1,4 @@
-"""The results of runs, read from their directories or from a table's results file, and grouped by all options but the
-seed.
+"""The results of runs, read from run directories or a table's results file, and grouped by all options but the seed.
 
 A run directory may belong to a running or a killed run. A results file (`experiments/results/*.jsonl`) has a finished
 run in each line.

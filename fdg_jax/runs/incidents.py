@@ -1,5 +1,4 @@
-"""`incidents.jsonl`: values that were not finite, and returns to a checkpoint. `stalls.jsonl`: operations without
-progress.
+"""`incidents.jsonl`: values that were not finite, returns to a checkpoint. `stalls.jsonl`: operations without progress.
 
 Their lines stay when `metrics.jsonl` is cut back.
 
