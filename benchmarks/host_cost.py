@@ -6,13 +6,13 @@ The stages are the model's own, with all their arrays, but the batch is tiny (on
 depends on how many arrays go in and out of a program, not on their size, and so the device has next to nothing to do.
 There are two clocks. Both give medians over many ticks in the steady state:
 
-- calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). Its results are
-  waited for outside the measured time, so that nothing competes with the next call.
-- tick while computing: a whole tick as in training. It is waited for outside the measured time, so that the CPU's queue
-  of 32 dispatches never fills. On a CPU, the computing threads compete with the host for the cores.
+- calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). The wait
+  for its results is not timed, and ends before the next call, so that nothing competes with this call.
+- tick while computing: a whole tick as in training. The wait for its end is not timed; it keeps the CPU's queue of 32
+  dispatches from filling. On a CPU, the computing threads compete with the host for the cores.
 
-The bare calls of a stage's three programs, without what the stage does around them, are also compared with one program
-that does the same. This shows what one dispatch per tick would save. `--packing off` shows the cost when every small
+The bare calls of a stage's three programs, without the stage's work around them, are also compared with one program
+that does the same. This shows the saving by a single dispatch per tick. `--packing off` shows the cost when every small
 array goes in and out by itself (fdg_jax.stage.packing).
 
 The loop's own part (schedule, mail, losses) is measured with stages that do nothing; `tick` is the sum of the

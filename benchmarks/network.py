@@ -16,9 +16,9 @@ has one core, so the time of its host thread for a dispatch is part of the opera
     of messages      a message takes as long as it takes alone on this network, measured in each turn between the same
                      processes with the same copies. So this prediction includes the effect of TCP
 
---windows says how much TCP may send before it is acknowledged: `large` (64 MiB; a window stays open while a connection
-rests, and `reno` fills it) or what this `system` has. With latency, a system's usual windows are smaller than the data
-on its way at full bandwidth, so they limit the speed.
+--windows sets how much TCP may send without an acknowledgement: `large` (64 MiB; a window stays open while a connection
+is idle, and `reno` fills it) or this `system`'s setting. With latency, a system's usual windows are smaller than the
+data on its way at full bandwidth, so they limit the speed.
 
 Before training, a plain TCP connection measures each network: the round-trip time, and a stream of 16 MB. So the table
 shows the latency that the relay adds, and that the stated bandwidth is reached. The relay itself takes some of the
@@ -78,7 +78,7 @@ def machine(timed: Mapping[str, Any], side: Side, link: Link, size: Mapping[tupl
     Arguments:
         timed: the result of benchmarks.harness.operation_times.measure.
         link: between any two stages.
-        size: of a message by (what, receiving stage), in the unit of the link's speed.
+        size: {(what, receiving stage): size of a message}, in the unit of the link's speed.
     """
     host, device = timed["alone"]["host"], timed["alone"]["device"]
 

@@ -3,9 +3,10 @@
     taskset -c 1 .venv/bin/python -m benchmarks.ops
     taskset -c 1 .venv/bin/python -m benchmarks.ops --model wrn28_10
 
-Every convolution of the network as it is called (fdg_jax.layers), and every batch norm with its rectifier: forward (F),
-gradient of the input (dx) and of the weights (dw), for a batch norm all of its backward pass (B), each a program of
-its own. In the network XLA fuses elementwise work into its neighbours and PyTorch does not: the sums leave that out.
+The table has every convolution of the network with its real shapes (fdg_jax.layers), and every batch norm with its
+rectifier. Each of these is a separate program: forward (F), gradient of the input (dx) and of the weights (dw), or for
+a batch norm the whole backward pass (B). In the network XLA fuses elementwise work into its neighbours and PyTorch does
+not; the sums do not include this.
 
 Both libraries are in this process and take turns. Each number is the fastest of its rounds, because disturbances only
 add time. The clock is the processor time of this process, which other processes do not lengthen; pin it to one core.

@@ -91,7 +91,7 @@ def independent(K: int) -> str:
 
 
 def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side]:
-    """The sides that are compared for a model, also those that cannot run here. split: where they are cut."""
+    """The sides that are compared for a model, also those that cannot run here. split: their cut."""
     common = {**wanted(text), "K": given.K}
     names = (JOINED, TOGETHER, independent(given.K), ALONE, *PEERS, *given.also)
     return [peers.parse(name, common, "", split) for name in names]
@@ -156,7 +156,7 @@ def exchange_row(
 
     Arguments:
         recorded: the recordings of the processes of JOINED in one more window.
-        late: the delays in seconds with which their threads saw ends.
+        late: the delays in seconds with which their threads saw the ends of operations.
         drawn: the path of a picture; "": none.
     """
     side, ticks, processes = joined.side, recorded["batches"], recorded["processes"]
@@ -196,7 +196,7 @@ def exchange_row(
 def bound(block_seconds: Sequence[float], joined: Worker) -> dict[str, Any]:
     """Each stage's share of a batch's time, and the bound on the speed-up over BP that follows for separate stages.
 
-    block_seconds: of each block alone, on one core.
+    block_seconds: the seconds of each block alone, on one core.
     """
     share = shares(block_seconds, joined.about["cuts"])
     return {"block_seconds": list(block_seconds), "share_percent": share, "bound_over_bp": 100 / max(share)}

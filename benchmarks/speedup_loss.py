@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.speedup_loss --model resnet20 --batch-size 128 --K 2
 
 An ideal pipeline of K stages on K cores trains a batch in 1/K of the time that BP takes on one core. A real one takes
-longer. To say why, every turn measures BP, the pipeline, and each operation of the pipeline by itself (with the host's
-dispatch), once with all stages on one core and once on K cores. A cause is the difference of two such times, so the
-causes add up to the whole difference:
+longer. To find the causes, every turn measures BP, the pipeline, and each operation of the pipeline by itself (with the
+host's dispatch), once with all stages on one core and once on K cores. A cause is the difference of two such times, so
+the causes add up to the whole difference:
 
     cut             all operations on one core and one device, minus BP: the cost of cutting the network into stages
     cores together  all operations on K cores, F and B while the other stages compute, minus those on one core:

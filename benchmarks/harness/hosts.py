@@ -83,7 +83,7 @@ class Hosts:
         count: how many hosts, 2 to 200.
         pairwise: whether each pair has its own wire.
         relay: whether there is a second path between them, with latency.
-        settings: of the network in each host, e.g. {"net.ipv4.tcp_wmem": "4096 16384 4194304"}.
+        settings: network settings of each host, e.g. {"net.ipv4.tcp_wmem": "4096 16384 4194304"}.
 
     Raises:
         BadInput: the hosts cannot be made.

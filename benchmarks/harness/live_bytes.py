@@ -19,7 +19,7 @@ def buffers() -> dict[tuple[Any, int], int]:
 
 
 class Watch:
-    """Finds the most bytes of arrays on each device. `hook` looks before every operation, and counts stashes.
+    """Finds the most bytes of arrays on each device. `hook` counts arrays and stashes before every operation.
 
     Only arrays made after the watch are counted, so make it before the pipeline. of_before: whether earlier arrays are
     counted too.

@@ -121,7 +121,7 @@ def of_blocks(
 
 
 def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
-    """Makes a machine from the times that benchmarks.harness.operation_times.measure returned for that method.
+    """Makes a machine for the method `name` from its times (benchmarks.harness.operation_times.measure).
 
     cores: how many the stages share; None: one for each. A stage's messages take the measured time of sending them,
         because the process copies them.

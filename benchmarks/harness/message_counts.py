@@ -40,7 +40,7 @@ Key = tuple[str, int, int]  # what, k, to
 
 
 def together(found: Mapping[Key, Message], more: Message) -> Message:
-    """The sum of the counts of one kind and of further messages of it."""
+    """The counts of one kind of message, with those of `more` added."""
     key = (more.what, more.k, more.to)
     numbers = zip(found.get(key, Message(*key))[3:], more[3:], strict=True)
     return Message(*key, *(a + b for a, b in numbers))

@@ -114,7 +114,8 @@ def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
 
 @contextmanager
 def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
-    """Lets these stages repeat their operations on their last batch all the time. The results are dropped."""
+    """A context in which these stages permanently repeat their operations on their last batch. The results are
+    dropped."""
     stop, errors = threading.Event(), list[BaseException]()
     begun = threading.Barrier(len(stages) + 1)
 

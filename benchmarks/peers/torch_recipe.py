@@ -98,7 +98,7 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
 
 
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """The facts to report besides the side itself. blocks: of the whole network, even if only some train in this
+    """The facts to report besides the side itself. blocks: all blocks of the network, even if only some train in this
     process."""
     return {
         "cuts": [],

@@ -52,7 +52,8 @@ def draw(
 
 
 def plot(axes, by_length: Mapping[int, Sequence[float]], number: int, label: str, hollow: bool) -> None:
-    """Draws seeds as points beside one another, and their means joined by a line. number: of the arm's style."""
+    """Draws seeds as points beside one another, and their means joined by a line. number: the number of the arm's
+    style."""
     if not by_length:
         return
     colour, marker = LOOKS[number]

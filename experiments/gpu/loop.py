@@ -263,7 +263,8 @@ def do(step: Step, at: Workplace) -> bool:
 
 
 def stamp(step: Step, line: Line, seconds: float, at: Workplace) -> dict[str, Any]:
-    """A result with the device, versions and time of its measurement. seconds: of the whole step, in its last call."""
+    """A result with the device, versions and time of its measurement. seconds: the time of the whole step in its last
+    call."""
     device = at.folder.line("devices") or line
     where = {name: device.get(name) for name in ("device", "jax", "python")}
     when = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": git_commit()}

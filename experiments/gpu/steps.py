@@ -140,7 +140,8 @@ def training(at: Workplace, path: Path, steps: int, *more: str, flags: str = "")
 
 
 def twice(at: Workplace, flags: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """The summaries of two trainings with the XLA flags of each kind, all side by side. Raises ChildFailed."""
+    """{kind: summaries of two trainings} for each kind of XLA flags, all trained at the same time. Raises
+    ChildFailed."""
     paths = {kind: [at.folder.place(f"{kind}-{i}".replace(" ", "-")) for i in (1, 2)] for kind in flags}
     n = at.settings.check_steps
     children.run_all([training(at, path, n, flags=flags[kind]) for kind, both in paths.items() for path in both])
@@ -221,8 +222,8 @@ def memory(at: Workplace) -> list[Line]:
 
 
 def compare(at: Workplace, sides: Mapping[str, str], model: str, precision: str) -> list[Line]:
-    """A line for each side, by benchmarks.images_per_second. sides: {name in the lines: side}; the first is the
-    baseline. A side that fails has no `ratio`. Raises ChildFailed if the baseline fails."""
+    """A line for each side, measured by benchmarks.images_per_second. sides: {name in the lines: side}; the first is
+    the baseline. A side that fails has no `ratio`. Raises ChildFailed if the baseline fails."""
     s, file, log = at.settings, at.folder.place("speeds.jsonl"), at.folder.place("speeds.log")
     words = ["--model", model, "--batch-size", str(s.batch_size), "--windows", str(s.windows), "--device", s.device]
     words += ["--seconds", str(s.seconds), "--precision", "highest" if precision == "float32" else "default"]

@@ -19,8 +19,8 @@ def say_empty(axes: Any, text: str = NO_RESULT, height: float = 0.5) -> None:
 
 
 class Curve(NamedTuple):
-    """A curve over epochs. style: matplotlib's line style. marker: of the evaluations. line: the result line of the
-    run."""
+    """A curve over epochs. style: matplotlib's line style. marker: the mark of evaluations. line: the result line of
+    the run."""
 
     label: str
     colour: str

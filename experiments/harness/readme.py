@@ -73,7 +73,7 @@ def corrections(of_images: Lines, of_text: Lines, arms: Mapping[str, tuple[str, 
 
 
 def over_bp(side: str) -> str:
-    """The images/s of a side on two cores over BP's on one core, for each network of the benchmark's page."""
+    """A side's images/s on two cores, divided by BP's on one core, for each network of the benchmark's page."""
     page = (ROOT / "benchmarks" / "results" / "several_processes.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith(f"| `{side}` | 2")]
     return " and ".join(cells[6].partition(" ")[0] for cells in rows)

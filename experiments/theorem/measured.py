@@ -58,7 +58,7 @@ def at_rate(problem: quadratic.Problem, beta: float, rates: Sequence[float], cha
 
 
 def step_by_step(beta: float, rates: Sequence[float]) -> dict[str, Any]:
-    """Every step of a run without noise on two independent modules."""
+    """The results at every step of a run without noise on two independent modules."""
     problem, T = quadratic.uncoupled(), len(rates)
     theta, staleness = decoupled.trained(problem, beta, [np.array([rate]) for rate in rates], np.zeros((T, 1), int))
     exact = problem.expected(beta, rates)

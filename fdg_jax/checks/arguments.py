@@ -211,7 +211,7 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
     Arguments:
         asked: the value of `split=`.
         x: the shape and dtype of block 0's input, [batch, ...].
-        places: of the stages; `measured` measures on the first one.
+        places: the stages' places; `measured` measures on the first one.
 
     Raises:
         BadInput: a block cannot take the output of the one before, or `measured` is asked of several processes, each of

@@ -82,7 +82,7 @@ def check_correctable(k: int, correction: Correction, stage: type[Stage], weight
     """Raises BadInput if the correction changes a forward or backward pass that it cannot change in this stage.
 
     Arguments:
-        k: the stage's number. correction: of its late gradients.
+        k: the stage's number. correction: the correction of its late gradients.
         stage: the class of the method's stages. weights: the weights of backward passes, "stashed" or "current".
     """
     if correction.backward and weights != "current":

@@ -43,7 +43,7 @@ def text_names() -> list[str]:
 
 
 def unit(name: str) -> str:
-    """What the data set of that name consists of: "images" or "tokens"."""
+    """The unit of a data set, by its name: "images" or "tokens"."""
     return "tokens" if name in text_names() else "images"
 
 

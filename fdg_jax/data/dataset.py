@@ -1,4 +1,4 @@
-"""A data set of images in memory: what the files in `sets/` return."""
+"""A data set of images in memory, which the files in `sets/` return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as files, usually in a folder for each class: finds them, their classes, and what is missing.
+"""Finds image files, usually in a folder for each class, their classes, and missing files.
 
 The order is a fixed shuffle of the sorted names, so that the first N images (`--train-size`) are of all classes.
 """

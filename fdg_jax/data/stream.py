@@ -34,7 +34,7 @@ Batch = tuple[np.ndarray, np.ndarray]  # images [B, H, W, C] uint8, labels [B] i
 
 
 class Encoded(Protocol):
-    """Labelled images, encoded on a disk. The object can be pickled, as every worker gets a copy."""
+    """Labelled images in encoded form on a disk. The object can be pickled, as every worker gets a copy."""
 
     def __len__(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""Settings of JAX that change what a run computes: they are recorded, unusual ones reported, and checked on resuming.
+"""JAX's settings that change a run's results. They are recorded, reported if unusual, and checked on resuming.
 
 The settings come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), and nothing else shows that they are set.
 The list was found by training with each setting of JAX changed and comparing the final hashes. Settings that this

@@ -246,7 +246,7 @@ def spelled(name: str) -> str:
 
 
 def words(name: str, value: Any) -> list[str]:
-    """An option as words of a command line. A switch has no value: drain=False is --no-drain."""
+    """An option as the words of a command line. A switch has no value: drain=False is --no-drain."""
     if isinstance(value, bool):
         return [spelled(name if value else f"no_{name}")]
     return [spelled(name), written(value)]

@@ -170,7 +170,7 @@ def config(used: Config, asked: Config, devices: list[str], note: str) -> dict[s
     Arguments:
         used: the options with all defaults filled in.
         asked: the options before that.
-        devices: of the stages k = 1..K.
+        devices: the devices of the stages k = 1..K.
         note: what the user must know about the data.
     """
 

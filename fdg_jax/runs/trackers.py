@@ -41,7 +41,8 @@ class Client(Protocol):
         """A point of each curve at a batch."""
 
     def finish(self, results: Mapping[str, float], code: int) -> None:
-        """Ends the session. results: of the run, {} if it has not finished. code: the exit code of the command."""
+        """Ends the session. results: the run's results; {} if it has not finished. code: the exit code of the
+        command."""
 
 
 # The clients are optional extras, so each is imported by name when it is used.
@@ -182,7 +183,7 @@ class Trackers:
         write_json(run / TRACKING, {name: client.id for name, client in self.clients.items()} | self.newest)
 
     def finish(self, run: Path, code: int) -> None:
-        """Ends the session, with the results in summary.json if the run has finished. code: of the command."""
+        """Ends the session, with the results in summary.json if the run has finished. code: the command's exit code."""
         if not self.clients:
             return
         try:

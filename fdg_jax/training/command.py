@@ -6,8 +6,8 @@ Exit codes: 0 done; 2 bad input (one message, before any long work); 130, 143, 1
 SIGHUP and SIGUSR1 (from the first batch on, a checkpoint is written before); 1 anything else, such as a run that
 diverged or a damaged image. Flags and files: `--help`, and the README.
 
-Training goes on when its output can no longer be read (fdg_jax.machine.output). A report that cannot be written changes
-no exit code.
+Training goes on when its output can no longer be read (fdg_jax.machine.output). If the report cannot be written, the
+exit code is still that of the training.
 """
 
 import dataclasses

@@ -84,7 +84,7 @@ def network_input(dataset: data.Source, batch_size: int) -> Any:
 
 
 class Job(NamedTuple):
-    """What a training loop needs, with every name in the options resolved."""
+    """Everything that a training loop needs, with every name in the options resolved."""
 
     options: Config  # as used, with all defaults filled in
     dataset: data.Source
@@ -290,7 +290,7 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
 
 
 def reason_for_delay_line(options: Config, method: Method, found: list[Any], shared: bool) -> str:
-    """Why `--engine auto` takes the delay line, in a sentence; "" where it takes the pipeline.
+    """A sentence on why `--engine auto` takes the delay line; "" if it takes the pipeline.
 
     K=1 on an accelerator takes the delay line too, so that a baseline is dispatched in windows of batches like the
     other runs.

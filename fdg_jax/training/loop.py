@@ -397,8 +397,8 @@ class Streamed:
         self.at = -1  # the loader's next batch is the one after this step
 
     def next(self, step: int) -> Work:
-        """The batch after `step`. Raises Damaged where one of its images cannot be decoded, and LoaderFailed where a
-        process that decodes them has died."""
+        """The batch after `step`. Raises Damaged if one of its images cannot be decoded, and LoaderFailed if a decoding
+        process has died."""
         if self.loader is None or self.at != step:
             self.close()
             batches = TrainBatches(self.stream, self.options.batch_size, self.options.seed)

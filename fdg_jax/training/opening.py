@@ -38,7 +38,7 @@ def tell(run: Run, known: list[dict[str, Any]]) -> None:
 
 
 def show(lines: list[str], where: Any = None) -> None:
-    """Prints lines as wide as the terminal. where: instead of stdout."""
+    """Prints lines, wrapped to the terminal's width. where: the stream; by default stdout."""
     width = output.columns()
     print("\n".join(output.wrapped(line, width) for line in lines), file=where, flush=True)
 

@@ -112,7 +112,7 @@ class Speed:
                 self.not_training += time.monotonic() - start
 
     def compiled(self) -> None:
-        """Forgets what was measured so far, as the last dispatch may have compiled."""
+        """Drops the measurements so far, as the last dispatch may have compiled."""
         self.marks.clear()
 
     def now(self) -> float | None:

@@ -342,7 +342,7 @@ def final_sha256(path: Path, step: int) -> str | None:
 
 
 def at(options: Config, **places: AnyPath | None) -> Config:
-    """The options with the given places of the data, where they are not None."""
+    """The options with the given places of the data in place of the run's; None: unchanged."""
     return dataclasses.replace(options, **{name: str(place) for name, place in places.items() if place is not None})
 
 

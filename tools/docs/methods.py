@@ -1,5 +1,4 @@
-"""One page per training method: its file's docstring, a drawing of its schedule, and the numbers that follow from
-it."""
+"""One page per training method: its file's docstring, a drawing of its schedule, and the schedule's numbers."""
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
