@@ -108,7 +108,7 @@ def run(
 def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: bool) -> Link:
     """The bandwidth with which FDG, K = 2, is as fast as in the paper.
 
-    Found by bisection, since the speed grows with the bandwidth.
+    Found by bisection, since a slower link never gives a higher speed.
     """
     cuts, slow, fast = models.paper_split(network.model, 2) or (), 1e8, 1e11
     for _ in range(24):

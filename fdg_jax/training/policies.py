@@ -41,7 +41,7 @@ LATE_SECONDS, AGAIN_SECONDS = 10.0, 60.0  # until a stage is reported, and until
 LOOK_SECONDS = 1.0
 WHILE_COMPILING = 4  # times the usual limit, as another process may compile for long
 MESSAGES = {"x": "the activations", "dy": "the gradient"}
-SLOWER = 3.0  # a stage is late when a message takes this many times longer than ever before
+SLOWER = 3.0  # a stage is late when a message takes this many times as long as ever before
 
 
 class NonFinitePolicy:
