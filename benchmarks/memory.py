@@ -14,8 +14,8 @@ The columns:
 - Temporary: XLA's buffers within the largest of the stage's programs. XLA does not report the runtime's own memory,
   such as a convolution's scratch.
 
-Both columns of totals leave out one gradient, as large as the weights, which exists between a backward pass and its
-update.
+Neither column of totals counts the gradient that exists between a backward pass and its update. It is as large as the
+weights.
 """
 
 import itertools

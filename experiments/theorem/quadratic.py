@@ -135,7 +135,8 @@ def compact(factor: Array) -> Array:
 
 
 def coupled(K: int, m: int = 2, p: int = 4, N: int = 16, seed: int = 0) -> Problem:
-    """The problem of the grid, with random matrices and data. All modules act on the same p outputs. L = 1."""
+    """The problem for the grid of K, beta and learning rates, with random matrices and data. All modules act on the
+    same p outputs. L = 1."""
     rng = np.random.default_rng(seed)
     matrices = rng.normal(size=(K, p, m))
     matrices /= np.linalg.norm(np.concatenate(list(matrices), -1), 2)
