@@ -96,8 +96,8 @@ def main():
     parser.add_argument("--picture", default="late.png")
     args = parser.parse_args()
     links = {"fast": 0.0, "slow": 0.3}  # times of a message
-    print(f"batches until {args.target:g}% test error on digits, the median of {args.seeds} seeds. Time: on K devices over")
-    print("that of BP on one, with links that take no time (fast), or 0.3 times a batch of BP for a message (slow)")
+    print(f"batches until {args.target:g}% test error on digits, the median of {args.seeds} seeds. Time: on K devices,")
+    print("over that of BP on one, with links that take no time (fast), or 0.3 times a batch of BP for a message (slow)")
     print("  K  correction  staleness  cosine  batches  over BP's  time, fast  time, slow")
     curves, alone = {}, None
     for K, options in [(1, {}), (2, {}), (4, {}), (8, {}), (8, {"correct": "anticipate"})]:

@@ -1,4 +1,4 @@
-"""Draws how far behind BP each arm is, over the number of stages."""
+"""Draws the gap of each arm to BP over the number of stages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def draw(
     """Draws a PNG file with a panel for each arm, the lowest last gap first: the arm's seeds as points, their means
     joined by a line, and the other arms in grey. A line is interrupted where a number of stages has no value.
 
-    gaps: arm -> K -> a value for each seed, one at least. stages: every K of the x axis, which is logarithmic.
+    gaps: arm -> K -> a value for each seed, at least one. stages: every K of the x axis, which is logarithmic.
     """
     means = {arm: [fmean(by_K[K]) if K in by_K else math.nan for K in stages] for arm, by_K in gaps.items()}
     arms = sorted(gaps, key=lambda arm: fmean(gaps[arm][max(gaps[arm])]))

@@ -1,6 +1,6 @@
 """A folder in which every file is a method, a correction or a family of models: its name is the value of an option.
 
-Nothing needs to be registered. What begins with an underscore, and `interface`, helps the other files.
+Nothing needs to be registered. `interface` and names with a leading underscore are helpers, not values.
 """
 
 import pkgutil
@@ -12,8 +12,11 @@ from fdg_jax.errors import BadInput, did_you_mean, sentence
 
 
 class Folder(NamedTuple):
-    """package: such as fdg_jax.methods. what: what a file is, such as "method". constant: the name by which a file has
-    it, such as METHOD. kind: the constant's type. aliases: other names, which a message may suggest."""
+    """A folder of such files.
+
+    package: such as fdg_jax.methods. what: what each file defines, such as "method". constant: the name of the file's
+        constant for it, such as METHOD. kind: the constant's type. aliases: other names, which a message may
+        suggest."""
 
     package: str
     what: str
@@ -22,25 +25,24 @@ class Folder(NamedTuple):
     aliases: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
-        """What there is, by the names of the files."""
+        """The names of the files, without ".py"."""
         found = (module.name for module in pkgutil.iter_modules(sys.modules[self.package].__path__))
         return sorted(name for name in found if not name.startswith("_") and name != "interface")
 
     def shown(self, name: str) -> str:
-        """A file in messages."""
+        """The path of a file, for messages."""
         return f"{self.package.replace('.', '/')}/{name}.py"
 
     def module(self, name: str) -> Any:
-        """A file of the folder. Raises BadInput where it cannot be imported."""
+        """Imports a file of the folder. Raises BadInput if that fails."""
         try:
             return import_module(f"{self.package}.{name}")
-        except Exception as error:  # whatever the file does
+        except Exception as error:  # importing a file may raise anything
             way_out = "Mend it, or move it out of that folder."
             raise BadInput(f"{self.shown(name)} cannot be imported: {sentence(error)} {way_out}") from error
 
     def find(self, name: Any) -> Any:
-        """What the file of that name has as its constant. Raises BadInput where there is none, and for a file that
-        contradicts itself."""
+        """The constant of the file of that name. Raises BadInput if there is no such file, or it contradicts itself."""
         known = self.names()
         if not isinstance(name, str) or name not in known:
             asked = did_you_mean(str(name), [*known, *self.aliases])

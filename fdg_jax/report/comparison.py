@@ -1,5 +1,5 @@
-"""Runs beside one another as a table for a terminal, and as a page with their curves. Runs that differ only in their
-seed are one row: the median, and the lowest and highest. Each row is compared with the first one, seed by seed."""
+"""A comparison of runs as a table for a terminal, and as a page with their curves. Runs that differ only in their seed
+share a row: the median, the lowest and the highest value. Each row is compared with the first one, seed by seed."""
 
 import os
 import statistics
@@ -28,11 +28,11 @@ NOTES = (
 )
 OTHER_DATA = "The data sets differ, so the errors do not compare."
 OTHER_LENGTH = "The numbers of batches differ: compare the curves, not the ends."
-ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # among what is equal in all
+ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # always among the common options
 
 
 class Column(NamedTuple):
-    """A column of the table: its head, a run's number in it (or None), and how a number is written."""
+    """A column of the table: its head, the function from a run to its number (or None), and the format of a number."""
 
     head: str
     of: Callable[[Result], float | None]
@@ -40,8 +40,8 @@ class Column(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What is shown. verdict: how the other groups came out against the first. heads, rows: the table, a row for each
-    group. common: the options that all runs share. notes: what to keep in mind. data: what to know of the data."""
+    """A comparison. verdict: a sentence for each other group against the first. heads, rows: the table, a row for each
+    group. common: the options that all runs share. notes: caveats. data: the runs' notes on their data."""
 
     verdict: str
     groups: list[Group]
@@ -53,12 +53,12 @@ class Comparison(NamedTuple):
 
 
 def counted_in(runs: Sequence[Result]) -> str:
-    """What the speed of runs is counted in: "images" or "tokens"."""
+    """The unit of the runs' speed: "images" or "tokens"."""
     return unit(next((run.final for run in runs if "tokens_per_second" in run.final), {}))
 
 
 def columns(runs: Sequence[Result]) -> list[Column]:
-    """The columns that some run has a number for."""
+    """The columns for which at least one run has a number."""
     counted = counted_in(runs)
 
     def final(name: str) -> Callable[[Result], float | None]:
@@ -89,7 +89,7 @@ def columns(runs: Sequence[Result]) -> list[Column]:
 
 
 def cell(column: Column, runs: Sequence[Result]) -> str:
-    """The median of some runs' numbers, and the range where it is one."""
+    """The median of some runs' numbers, and their range if they differ."""
     numbers = [number for run in runs if (number := column.of(run)) is not None]
     if not numbers:
         return "-"
@@ -98,13 +98,13 @@ def cell(column: Column, runs: Sequence[Result]) -> str:
 
 
 def measure(runs: Sequence[Result]) -> tuple[str, str, int]:
-    """(name in summary.json, unit, digits) of what runs are judged by: the error of images, bits per byte of text."""
+    """(name in summary.json, unit, digits) of the measure of quality: test error for images, bits per byte for text."""
     text = all("test_bits_per_byte" in run.final for run in runs)
     return ("test_bits_per_byte", "bits per byte", 3) if text else ("test_error_percent", "points of test error", 2)
 
 
 def by_seed(group: Group, name: str) -> dict[int, float]:
-    """The final number of this name of each run that has one."""
+    """{seed: the final number of this name} for each run that has one."""
     return {value_of(run, "seed"): run.final[name] for run in group.runs if run.final.get(name) is not None}
 
 
@@ -154,12 +154,13 @@ def text(made: Comparison) -> str:
 
 
 def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -> list[Line]:
-    """The curves of groups: the median of their runs, and their range as a band, as far as all of them have come.
+    """The curves of groups: the median of the runs, with their range as a band, over the part that all runs have
+    reached.
 
     Arguments:
         found: the groups.
         of: the points of a run.
-        x: "batches", "examples" or "seconds": what they are drawn over.
+        x: the horizontal axis: "batches", "examples" or "seconds".
     """
     made = []
     for style, group in enumerate(found):
@@ -179,7 +180,7 @@ def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -
 
 
 def page(made: Comparison, folder: Path | None = None) -> str:
-    """The comparison as HTML. folder: where it is written, for links to the runs' reports; None: without these."""
+    """The comparison as HTML. folder: where the page is written, for links to the runs' reports; None: no links."""
     runs = [run for group in made.groups for run in group.runs]
     names = [name for name in made.groups[0].differs if any(has(group.runs[0], name) for group in made.groups)]
     across = {"batches": "batches", "examples": "examples", "seconds": "seconds of training"}
@@ -209,7 +210,7 @@ def page(made: Comparison, folder: Path | None = None) -> str:
 
 
 def report_of(run: Result, folder: Path) -> str:
-    """The address of a run's report, seen from a folder; "" where it has none."""
+    """The address of a run's report relative to a folder; "" if the run has none."""
     if run.path is None or not (run.path / "report.html").is_file():
         return ""
     return quote(Path(os.path.relpath(run.path / "report.html", folder)).as_posix())
