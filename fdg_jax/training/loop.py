@@ -85,7 +85,8 @@ class Loop:
         while True:
             self.read_losses()
             if self.saving.due():
-                self.saving.save()
+                with self.record.speed.pause():  # the first one compiles
+                    self.saving.save()
             self.agree()
             if self.record.step >= self.job.steps:
                 break
