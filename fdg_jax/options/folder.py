@@ -1,14 +1,46 @@
-"""A folder in which every file is a method, a correction or a family of models: its name is the value of an option.
+"""A folder in which every file is a method, a correction, a family of models or a data set, by its name.
 
-Nothing needs to be registered. What begins with an underscore, and `interface`, helps the other files.
+Nothing needs to be registered. What begins with an underscore, and `interface`, helps the other files. A file of a
+user's own may join from anywhere (fdg_jax.own_files).
 """
 
+import hashlib
 import pkgutil
 import sys
 from importlib import import_module
+from importlib.abc import SourceLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg_jax.errors import BadInput, did_you_mean, sentence
+from fdg_jax.errors import BadInput, did_you_mean, reason, sentence
+
+
+class OwnFile(NamedTuple):
+    """A file that has joined a folder. path: as it was given. content: what was executed."""
+
+    path: str
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+OWN: dict[str, OwnFile] = {}  # by the full names that their modules have
+
+
+class Loader(SourceLoader):
+    """Makes a module of bytes that have been read, so that what is executed is what was hashed."""
+
+    def __init__(self, file: OwnFile):
+        self.file = file
+
+    def get_filename(self, fullname: str) -> str:
+        return self.file.path
+
+    def get_data(self, path: str) -> bytes:
+        return self.file.content
 
 
 class Folder(NamedTuple):
@@ -24,11 +56,53 @@ class Folder(NamedTuple):
     def names(self) -> list[str]:
         """What there is, by the names of the files."""
         found = (module.name for module in pkgutil.iter_modules(sys.modules[self.package].__path__))
-        return sorted(name for name in found if not name.startswith("_") and name != "interface")
+        inside = (name for name in found if not name.startswith("_") and name != "interface")
+        return sorted({*inside, *self.own()})
+
+    def own(self) -> dict[str, OwnFile]:
+        """The files that have joined, by name."""
+        packages = ((module.rpartition("."), file) for module, file in OWN.items())
+        return {name: file for (package, _, name), file in packages if package == self.package}
 
     def shown(self, name: str) -> str:
         """A file in messages."""
-        return f"{self.package.replace('.', '/')}/{name}.py"
+        found = self.own().get(name)
+        return found.path if found else f"{self.package.replace('.', '/')}/{name}.py"
+
+    def join(self, path: str, content: bytes | None = None) -> str:
+        """Executes a file from elsewhere as one of this folder; returns its name, that of the file without .py.
+
+        content: of the file, where it has been read. Raises BadInput where it cannot be read or executed.
+        """
+        name = Path(path).stem
+        module, known = f"{self.package}.{name}", self.own().get(name)
+        try:
+            file = OwnFile(path, Path(path).read_bytes() if content is None else content)
+        except OSError as error:
+            raise BadInput(f"the {self.what} {path} cannot be read: {reason(error)}. Name a Python file.") from None
+        if known:
+            if known.content != file.content:
+                fact = f"{path} and {known.path} are different files of the same name"
+                raise BadInput(f"{fact}. Give one of them another name.")
+            return name
+        if not name.isidentifier():
+            raise BadInput(f"{path}: {name!r} is no name in Python. Give the file a name such as mine.py.")
+        loader = Loader(file)
+        spec = spec_from_loader(module, loader)
+        assert spec
+        sys.modules[module] = made = module_from_spec(spec)
+        try:
+            loader.exec_module(made)
+        except Exception as error:  # whatever the file does
+            del sys.modules[module]
+            raise BadInput(f"{path} cannot be executed: {type(error).__name__}: {sentence(error)} Mend it.") from error
+        OWN[module] = file
+        return name
+
+    def leave(self, name: str) -> None:
+        """Undoes `join`."""
+        for table in (OWN, sys.modules):
+            table.pop(f"{self.package}.{name}", None)
 
     def module(self, name: str) -> Any:
         """A file of the folder. Raises BadInput where it cannot be imported."""

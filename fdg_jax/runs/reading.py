@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import own_files
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS, Config, defaults_of_others, run_length
 from fdg_jax.errors import BadInput
@@ -26,6 +27,7 @@ CONFIG_MAY_HAVE = {
     "jax_settings": dict | None,
     "stages": list | None,
     "inputs": dict | None,
+    "code": dict | None,
 }
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
 SUMMARY_MAY_HAVE = {
@@ -40,7 +42,7 @@ SUMMARY_MAY_HAVE = {
 # Of the lists: what each holds.
 ELEMENTS = {
     "devices": str, "resumed": dict, "stages": dict, "staleness": int, "updates": int, "stage_parameters": int,
-    "evaluations": dict, "epoch": float, "train_loss": float | None,  # of a curve
+    "has": str, "evaluations": dict, "epoch": float, "train_loss": float | None,  # of a curve
 }  # fmt: skip
 # Of each of the stages, where it is known.
 OF_STAGE = {"first_block": int | None, "last_block": int | None, "share_percent": float | None, "share_of": str | None,
@@ -61,6 +63,7 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
         check(path, stage, OF_STAGE, "Take the key stages out of the file.", absent=None)
         if stage.get("memory_bytes"):
             check(path, stage["memory_bytes"], {"total": int}, "Take the key stages out of the file.")
+    check_code(path, found.get(own_files.CODE) or {}, way_out)
     check(path, found.get("inputs") or {}, {"classes": int | None}, way_out, absent=None)
     settings = found.get("jax_settings") or {}
     known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
@@ -69,6 +72,22 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
         fact = f"{path}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
         raise BadInput(f"{fact}. {way_out}")
     return found
+
+
+def check_code(path: Path | str, code: Any, way_out: str) -> None:
+    """Raises BadInput where what a file says of somebody's own files (own_files.facts) cannot be."""
+    check(path, {"code": code}, {"code": dict}, way_out)
+    for name, about in code.items():
+        if not name.isidentifier():
+            raise BadInput(f"{path}: code is of {shown(name)}, which is no name: the file is damaged. {way_out}")
+        check(path, {name: about}, {name: dict}, way_out)
+        check(path, about, {"path": str, "sha256": str, "has": list}, way_out)
+
+
+def with_code(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
+    """As `config`, of a run whose own files are loaded then. Raises BadInput where they may not be."""
+    own_files.load_of_run(run, config(run, absent))
+    return config(run, absent)  # now with the options of these files
 
 
 def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
@@ -143,7 +162,7 @@ def shown(value: Any) -> str:
 
 def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
     """(options of the run in `path` under those that may change, its config). Refuses contradictions."""
-    stored = config(path)
+    stored = with_code(path)
     values, before = {}, stored["asked"]
     for name, field in FIELDS.items():
         now = getattr(options, name)
