@@ -39,12 +39,20 @@ def load(option: str, path: str, content: bytes | None = None) -> None:
     Raises: BadInput where it cannot be used.
     """
     folder, name = FOLDERS[option], Path(path).stem
-    if name not in folder.own() and is_known(option, name):
-        raise BadInput(f"{path}: there is a {folder.what} {name} already. Give the file another name.")
-    known = name in folder.own()
-    folder.join(path, content)
-    if known:
+    try:
+        file = OwnFile(path, Path(path).read_bytes() if content is None else content)
+    except OSError as error:
+        raise BadInput(f"the {folder.what} {path} cannot be read: {reason(error)}. Name a Python file.") from None
+    for other in FOLDERS.values():  # all of them, since a run keeps the copies by name
+        if (own := other.own().get(name, file)).content != file.content:
+            raise BadInput(f"{path} and {own.path} differ and have one name. Give one of them another name.")
+    if name in folder.own():
         return
+    if is_known(option, name):
+        raise BadInput(f"{path}: there is a {folder.what} {name} already. Give the file another name.")
+    if not name.isidentifier():
+        raise BadInput(f"{path}: {name!r} is no name in Python. Give the file a name such as mine.py.")
+    folder.join(name, file)
     try:
         if option == "method":
             config.join(folder, name, methods.find(name).declared, config.OF_METHODS)
@@ -91,36 +99,36 @@ def by_path(option: str, value: Any, paths: Mapping[str, str] | None = None) -> 
     if option not in FOLDERS:
         return value
     known = {name: file.path for name, file in FOLDERS[option].own().items()} if paths is None else {**paths}
-    return ",".join(known[each] if each in known else each for each in value.split(","))
+    names: list[str] = value.split(",")
+    return ",".join(known.get(name, name) for name in names)
 
 
-def used(options: Mapping[str, Any]) -> dict[str, tuple[str, OwnFile]]:
-    """The files that a run's options name: name -> (option, file)."""
-    return {
-        name: (option, file)
+def used(options: Mapping[str, Any]) -> list[tuple[str, str, OwnFile]]:
+    """The files that a run's options name: (option, name, file)."""
+    return [
+        (option, name, file)
         for option, folder in FOLDERS.items()
         for name, file in folder.own().items()
         if name in options[option].split(",")
-    }
+    ]
 
 
 def facts(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What config.json says of the files that a run's options name, by name: path, sha256, and the names of the options
     that the run has because of the file."""
-    found = {}
-    for name, (option, file) in used(options).items():
-        has = {
-            "method": lambda name: methods.find(name).answers_to,
-            "correct": lambda name: corrections.find(name).answers_to,
-            "model": models.declared,
-        }.get(option, lambda name: ())(name)
-        found[name] = {"path": file.path, "sha256": file.sha256, "has": [*has]}
+    found: dict[str, dict[str, Any]] = {}
+    for option, name, file in used(options):
+        about = found.setdefault(name, {"path": file.path, "sha256": file.sha256, "has": []})
+        if option in ("method", "correct"):
+            about["has"] += (methods if option == "method" else corrections).find(name).answers_to
+        elif option == "model":
+            about["has"] += models.declared(name)
     return found
 
 
 def keep(run: Path, options: Mapping[str, Any]) -> None:
     """Copies the files that a run's options name into the run directory. Raises OSError."""
-    for name, (_, file) in used(options).items():
+    for _, name, file in used(options):
         durable.make_folder(run / CODE)
         durable.write(run / CODE / f"{name}{SUFFIX}", file.content)
 

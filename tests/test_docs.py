@@ -135,11 +135,11 @@ def test_the_data_set_is_read_and_a_missing_file_is_refused(put, tmp_path):
 
 
 def test_the_model_is_built_and_cut(put):
-    put(models, "mine", shown("docs/extending.md", "NAMES ="))
+    put(models, "flat", shown("docs/extending.md", "NAMES ="))
     models._families.cache_clear()
     try:
-        blocks = models.blocks("mine", 10)
-        assert "mine" in models.names() and len(split.stages(blocks, [1])) == len(blocks) == 2
+        blocks = models.blocks("flat", 10)
+        assert "flat" in models.names() and len(split.stages(blocks, [1])) == len(blocks) == 2
         whole, x = split.whole(blocks), jax.ShapeDtypeStruct((3, 8, 8, 1), np.float32)
         y, _ = jax.eval_shape(lambda key, x: whole.init_with_output(key, x, train=False), jax.random.key(0), x)
         assert y.shape == (3, 10)

@@ -127,7 +127,7 @@ def fingerprint(directory: Path, expected: Expected, paths: Iterable[Path] | Non
     for path in list_directory(directory) if paths is None else paths:
         with contextlib.suppress(OSError):  # a dangling link, which `make` will report
             stat = path.stat()
-            files.append((path.name, stat.st_size, stat.st_mtime_ns))
+            files.append((path.parent.name, path.name, stat.st_size, stat.st_mtime_ns))
     return hashlib.sha256(repr((FORMAT, os.fspath(directory), expected, files)).encode()).hexdigest()
 
 

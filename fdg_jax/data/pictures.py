@@ -8,7 +8,6 @@ so images in memory are only cropped at random.
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 
@@ -76,15 +75,13 @@ def of_folder(name: str, path: Path) -> Dataset | Stream:
     tests = [path / each for each in ("test", "val") if (path / each).is_dir()]
     if not tests or not files.classes(path / "train"):
         fact = f"{path} has no folders train/CLASS and test/CLASS (or val/CLASS) with images ({files.KINDS})"
-        raise BadInput(f"{fact}. Make them, or name another folder.")
+        raise BadInput(f"{fact}. Make them, or name another folder; if it has moved, with --data-dir.")
     train, test, classes = files.by_class(path / "train", tests[0])
     sample = (train.read(i) for i in sample_indices(len(train)))
     (width, height), *others = {jpeg.decode_image(content, where).size for content, _, where in sample}
     if others or (len(train) + len(test)) * width * height * 3 > MOST_BYTES:
         return Stream(name, train, test, classes, SIDE, MEAN, STD).check_sample()
-    # The cache looks at the names of files without their folders, which say the classes here.
-    listing = arrays.digest([*train.listing()[0], *test.listing()[0]])
-    expected = Expected(f"{name} {listing[:12]}", len(train), len(test), classes, (height, width, 3))
+    expected = Expected(name, len(train), len(test), classes, (height, width, 3))
     paths = (Path(split.path(i)) for split in (train, test) for i in range(len(split)))
-    made = arrays.cached(path, expected, lambda: files.decoded(expected, train, test), itertools.chain(paths))
+    made = arrays.cached(path, expected, lambda: files.decoded(expected, train, test), paths)
     return in_memory(name, made)

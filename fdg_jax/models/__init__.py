@@ -57,6 +57,8 @@ def _families() -> tuple[Family, ...]:
 def join(file: str) -> None:
     """Looks at a file that has joined the folder. Raises BadInput where it has no model of its own name."""
     _families.cache_clear()
+    if hasattr(family := FOLDER.module(file), "NAMES"):
+        _check(family, file)
     if not is_known(file):
         raise BadInput(f"{FOLDER.shown(file)} has no NAMES with {file!r}. Write NAMES = {{{file!r}: {{}}}}.")
 

@@ -10,10 +10,9 @@ import sys
 from importlib import import_module
 from importlib.abc import SourceLoader
 from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg_jax.errors import BadInput, did_you_mean, reason, sentence
+from fdg_jax.errors import BadInput, did_you_mean, sentence
 
 
 class OwnFile(NamedTuple):
@@ -69,25 +68,9 @@ class Folder(NamedTuple):
         found = self.own().get(name)
         return found.path if found else f"{self.package.replace('.', '/')}/{name}.py"
 
-    def join(self, path: str, content: bytes | None = None) -> str:
-        """Executes a file from elsewhere as one of this folder; returns its name, that of the file without .py.
-
-        content: of the file, where it has been read. Raises BadInput where it cannot be read or executed.
-        """
-        name = Path(path).stem
-        module, known = f"{self.package}.{name}", self.own().get(name)
-        try:
-            file = OwnFile(path, Path(path).read_bytes() if content is None else content)
-        except OSError as error:
-            raise BadInput(f"the {self.what} {path} cannot be read: {reason(error)}. Name a Python file.") from None
-        if known:
-            if known.content != file.content:
-                fact = f"{path} and {known.path} are different files of the same name"
-                raise BadInput(f"{fact}. Give one of them another name.")
-            return name
-        if not name.isidentifier():
-            raise BadInput(f"{path}: {name!r} is no name in Python. Give the file a name such as mine.py.")
-        loader = Loader(file)
+    def join(self, name: str, file: OwnFile) -> None:
+        """Executes a file from elsewhere as one of this folder. Raises BadInput where it cannot be executed."""
+        module, loader = f"{self.package}.{name}", Loader(file)
         spec = spec_from_loader(module, loader)
         assert spec
         sys.modules[module] = made = module_from_spec(spec)
@@ -95,9 +78,9 @@ class Folder(NamedTuple):
             loader.exec_module(made)
         except Exception as error:  # whatever the file does
             del sys.modules[module]
-            raise BadInput(f"{path} cannot be executed: {type(error).__name__}: {sentence(error)} Mend it.") from error
+            fact = f"{file.path} cannot be executed: {type(error).__name__}: {sentence(error)}"
+            raise BadInput(f"{fact} Mend it.") from error
         OWN[module] = file
-        return name
 
     def leave(self, name: str) -> None:
         """Undoes `join`."""

@@ -145,7 +145,7 @@ def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Init
         default this one alone, even if others have joined it. initial: gives a new run the weights of another network.
     """
     dataset = peers.on_all(lambda: load_data(options, note))
-    code = {name: file.sha256 for name, (_, file) in own_files.used(vars(options)).items()}
+    code = {name: file.sha256 for _, name, file in own_files.used(vars(options))}
     peers.compare({"data set": dataset.name, "examples": dataset.fingerprint, "code": code})
     return peers.on_all(lambda: built(options, dataset, peers, initial=initial))
 
