@@ -26,7 +26,8 @@ def parser(name: str, does: str) -> Parser:
         help="The checkpoint after batch N, or the one with the lowest test error, which --keep-best keeps.",
     )
     made.add_argument("--data-dir", metavar="DIR", help="Where the data set is. Default: as the run was told.")
-    made.add_argument("--trust-code", action="store_true", help=own_files.TRUST_HELP)
+    about = "Execute the copies of own .py files in the run directory, which a stranger may have made."
+    made.add_argument("--trust-code", action="store_true", help=about)
     return made
 
 

@@ -26,7 +26,6 @@ FOLDERS: Mapping[str, Folder] = {
     "dataset": data.SETS,
 }
 CODE, SUFFIX = "code", ".py"
-TRUST_HELP = "Execute the copies of own .py files in a run directory, which a stranger may have made."
 
 
 def load(option: str, path: str, content: bytes | None = None) -> None:
@@ -126,6 +125,15 @@ def facts(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def check(where: Path, code: Any) -> None:
+    """Raises BadInput where what stands in a file is not what `facts` gives."""
+    for name, about in code.items() if isinstance(code, dict) else [("", code)]:
+        sound = name.isidentifier() and isinstance(about, dict) and isinstance(about.get("has"), list)
+        texts = (about.get("path"), about.get("sha256"), *about["has"]) if sound else (None,)
+        if not all(isinstance(each, str) for each in texts):
+            raise BadInput(f"{where} is damaged: its code is {str(code)[:80]}. Put the file back.")
+
+
 def keep(run: Path, options: Mapping[str, Any]) -> None:
     """Copies the files that a run's options name into the run directory. Raises OSError."""
     for _, name, file in used(options):
@@ -143,7 +151,9 @@ def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
     Raises: BadInput where another file of that name is loaded, where a copy is damaged, and where nobody has said that
     it may be executed.
     """
-    for name, about in (stored.get(CODE) or {}).items():
+    code = stored.get(CODE) or {}
+    check(run, code)
+    for name, about in code.items():
         copy = Path(about["path"]) if run.is_file() else run / CODE / f"{name}{SUFFIX}"
         for option in (each for each in FOLDERS if name in str(stored.get(each)).split(",")):
             if loaded := FOLDERS[option].own().get(name):

@@ -27,7 +27,6 @@ CONFIG_MAY_HAVE = {
     "jax_settings": dict | None,
     "stages": list | None,
     "inputs": dict | None,
-    "code": dict | None,
 }
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
 SUMMARY_MAY_HAVE = {
@@ -42,7 +41,7 @@ SUMMARY_MAY_HAVE = {
 # Of the lists: what each holds.
 ELEMENTS = {
     "devices": str, "resumed": dict, "stages": dict, "staleness": int, "updates": int, "stage_parameters": int,
-    "has": str, "evaluations": dict, "epoch": float, "train_loss": float | None,  # of a curve
+    "evaluations": dict, "epoch": float, "train_loss": float | None,  # of a curve
 }  # fmt: skip
 # Of each of the stages, where it is known.
 OF_STAGE = {"first_block": int | None, "last_block": int | None, "share_percent": float | None, "share_of": str | None,
@@ -63,7 +62,7 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
         check(path, stage, OF_STAGE, "Take the key stages out of the file.", absent=None)
         if stage.get("memory_bytes"):
             check(path, stage["memory_bytes"], {"total": int}, "Take the key stages out of the file.")
-    check_code(path, found.get(own_files.CODE) or {}, way_out)
+    own_files.check(path, found.get(own_files.CODE) or {})
     check(path, found.get("inputs") or {}, {"classes": int | None}, way_out, absent=None)
     settings = found.get("jax_settings") or {}
     known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
@@ -72,16 +71,6 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
         fact = f"{path}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
         raise BadInput(f"{fact}. {way_out}")
     return found
-
-
-def check_code(path: Path | str, code: Any, way_out: str) -> None:
-    """Raises BadInput where what a file says of somebody's own files (own_files.facts) cannot be."""
-    check(path, {"code": code}, {"code": dict}, way_out)
-    for name, about in code.items():
-        if not name.isidentifier():
-            raise BadInput(f"{path}: code is of {shown(name)}, which is no name: the file is damaged. {way_out}")
-        check(path, {name: about}, {name: dict}, way_out)
-        check(path, about, {"path": str, "sha256": str, "has": list}, way_out)
 
 
 def with_code(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:

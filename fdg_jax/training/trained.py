@@ -403,7 +403,6 @@ def from_file(path: str, weights: Weights) -> Trained:
     except ValueError as error:
         raise BadInput(f"{path}: the header is not what this version writes ({error}). Export it anew.") from None
     reading.check(path, about, {"options": dict, "step": int, "drained": bool, "data": dict | None}, "Export it anew.")
-    reading.check_code(path, about["code"], "Export it anew.")
     own_files.load_of_run(Path(path), {**about["options"], "code": about["code"]})
     options = {name: value for name, value in about["options"].items() if name in FIELDS and name != "resume"}
     reading.check(path, options, {name: FIELDS[name].kind for name in options}, "Export it anew.")
