@@ -1,5 +1,5 @@
-"""Measurements of speed, each a module that prints a table and, with --json, one JSON object a row.
+"""Measurements of speed. Each is a module that prints a table and, with --json, one JSON object per row.
 
-`python -m benchmarks` lists them: a module's name is the benchmark's name, and the first line of its docstring is what
-the list says. `harness/` holds what benchmarks share, `peers/` the PyTorch and plain JAX sides, `results/` the tables.
+`python -m benchmarks` lists the benchmarks by module name, with the first line of the module's docstring. `harness/`
+holds their common code, `peers/` the PyTorch and plain JAX sides, `results/` the tables.
 """

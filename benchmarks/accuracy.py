@@ -10,8 +10,9 @@ XLA's CPU backend passes reductions and convolutions to the library YNNPACK, whi
 wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training
 mode, and forward in evaluation mode. This is done in float32 as JAX compiles it by default, in float32 as a stage
 compiles it, and in float64 without YNNPACK and with convolutions as sums of matrix products. The difference of an array
-is its largest deviation from float64, over the largest number of the array in float64. The table has the worst array's.
-Rectifiers are replaced by tanh, because at a kink float32 and float64 may take different sides.
+is its largest deviation from float64, over the largest number of the array in float64. The table has the largest
+difference of all arrays. Rectifiers are replaced by tanh, because at a kink float32 and float64 may take different
+sides.
 
 The second table lists what YNNPACK reduces in each program of a stage: the number of reductions, how many of them are
 fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
@@ -43,14 +44,14 @@ from fdg_jax.layers import basic, convolution
 from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stage.functions import functions, init_variables, split_variables
 
-# Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
+# Batches of the first feature maps have more than 32,768 pixels, the size from which rows were wrong.
 MODELS = (
     "resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
     "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
     "mobilenet_v2_imagenet:4:224",
 )  # fmt: skip
 CLASSES = 10
-ROUNDING = 1e-12  # of the largest number: below this, an array is what float64 leaves of a zero
+ROUNDING = 1e-12  # relative to the largest number: a smaller array is a zero with float64's rounding
 
 
 class Wanted(NamedTuple):
@@ -67,7 +68,7 @@ def wanted(text: str) -> Wanted:
     batch, _, size = numbers.partition(":")
     if not (batch.isdecimal() and size.isdecimal()):
         raise BadInput(f"--models {text}: write MODEL:BATCH:SIZE, e.g. resnet20:128:32.")
-    models.blocks(model, CLASSES)  # refuses what is no model
+    models.blocks(model, CLASSES)  # refuses an unknown model
     return Wanted(model, int(batch), int(size))
 
 
@@ -94,7 +95,7 @@ def convolutions_by_products() -> Iterator[None]:
 
 
 def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
-    """`plain_conv` as a sum over the pixels of the kernel: the part of x under each, times its weights."""
+    """`plain_conv` as a sum over the kernel's pixels: the part of x under each pixel, times the pixel's weights."""
     k, b, c = kernel.shape[0], x.shape[0], x.shape[3]
     height, width = (-(-size // stride) for size in x.shape[1:3])
     padded = jnp.pad(x, ((0, 0), (k // 2, k // 2), (k // 2, k // 2), (0, 0)))
@@ -109,7 +110,7 @@ def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """As in training, but in the dtype of the logits."""
+    """The loss of training, but in the dtype of the logits."""
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
 
@@ -150,8 +151,8 @@ JITS: dict[str, Jit] = {
 
 
 class Ran(NamedTuple):
-    """What the programs of a stage compute, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation":
-    outputs} as {path: array}, and what YNNPACK reduces in each program."""
+    """The results of a stage's programs, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation":
+    outputs} as {path: array}, and YNNPACK's reductions in each program."""
 
     arrays: dict[str, dict[str, np.ndarray]]
     fused: dict[str, "Fusions"]
@@ -178,9 +179,10 @@ def run(of: Problem, jit: Jit) -> Ran:
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
-    """The largest difference of an array, over the array's largest number; the worst of all arrays.
+    """The largest relative difference of all arrays: an array's largest difference over its largest number.
 
-    An array that is rounding only (the mean of what a batch norm has centred) counts over the largest of all arrays.
+    For an array that is only rounding (such as the mean of a batch norm's centred values), the divisor is the largest
+    number of all arrays.
     """
     sizes = {path: float(np.abs(value).max()) for path, value in right.items()}
     largest = max(*sizes.values(), np.finfo(np.float64).tiny)
@@ -191,10 +193,10 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
 
 
 class Fusions(NamedTuple):
-    """What YNNPACK reduces in a program.
+    """YNNPACK's reductions in a program.
 
     The fields are the number of reductions, the number of those fused with a product, and the most numbers that one of
-    these returns.
+    the fused ones returns.
     """
 
     reductions: int

@@ -1,4 +1,4 @@
-"""The time of a network's blocks, and what the fast paths of the layers gain over the plain layers.
+"""The time of a network's blocks, and the gain of the layers' fast paths over the plain layers.
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model resnet20
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --blocks
@@ -28,7 +28,7 @@ from unittest import mock
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
 
-    restart_once()  # as the training command does, before imports that would be done twice
+    restart_once()  # as in the training command, before the slow imports
 
 import flax.linen as nn
 import jax
@@ -44,10 +44,10 @@ from fdg_jax.training.job import cross_entropy
 
 
 class Row(NamedTuple):
-    """What a row measures.
+    """The measurement of a row.
 
     step(): runs forward and backward once, and returns the seconds of each.
-    closure_bytes: bytes kept in between.
+    closure_bytes: bytes kept between the two.
     """
 
     step: Callable[[], tuple[float, float]]
@@ -148,7 +148,7 @@ def each_block(model: str, batch_size: int) -> dict[str, Row]:
 
 
 def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]:
-    """Least seconds (forward, backward) of each row over the rounds, rows alternating."""
+    """The least seconds (forward, backward) of each row over the rounds. Rows take turns."""
     best = {row: (float("inf"), float("inf")) for row in rows.values()}
     for _ in range(rounds):
         for row, (forward, backward) in best.items():

@@ -1,13 +1,12 @@
-"""Images per second with a checkpoint every epoch and every 50 batches, against none, and what flushing them costs.
+"""Images per second with a checkpoint every epoch and every 50 batches, against none, and the cost of flushing.
 
     .venv/bin/python -m benchmarks.checkpoint_cost --model resnet20 --batch-size 128 --K 2
 
-One process trains what the training command trains, on synthetic images, and saves as the training loop does: it takes
-a snapshot, and a thread writes it. The sides take turns, one window of an epoch each. A checkpoint is made in the
-middle of its interval, so that training goes on while it is written, as in a run. A window ends when everything is
-computed and written, so no cost falls into the next window. On the side that is not flushed, our own fsync does
-nothing (tensorstore's stays); the training command has no such setting, as a power cut could then lose every
-checkpoint.
+One process trains what the training command trains, on synthetic images, and saves like the training loop: it takes a
+snapshot, which a thread writes. The sides take turns, one window of an epoch each. A checkpoint is made in the middle
+of its interval, so that training goes on during the writing, as in a run. A window ends when everything is computed and
+written, so no cost falls into the next window. On the side without flushing, this package's fsync does nothing
+(tensorstore's stays). The training command has no such setting, as a power cut could then lose every checkpoint.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from unittest import mock
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
 
-    restart_once()  # as the training command does, before imports that would be done twice
+    restart_once()  # as in the training command, before the slow imports
 
 import jax
 import numpy as np
@@ -47,13 +46,13 @@ def window(job: jobs.Job, indices: np.ndarray, every: int, root: Path) -> tuple[
     Returns: (seconds, number of checkpoints).
     """
     pipeline, saver, saves = job.pipeline, run_checkpoints.Saver(root, {}, keep=2), 0
-    assert isinstance(job.dataset, Dataset)  # made-up images, in memory
+    assert isinstance(job.dataset, Dataset)  # synthetic images, in memory
     start = time.perf_counter()
     for step, row in enumerate(indices, 1):
         pipeline.train(job.dataset.train_inputs, job.dataset.train_labels, row[None])
         pipeline.losses()
         if saver.has_failed():
-            saver.wait()  # raises
+            saver.wait()  # raises errors of the writing thread
         if every and step % every == every // 2:
             saver.save(step, pipeline.snapshot(), {"step": step})
             saves += 1
@@ -63,7 +62,8 @@ def window(job: jobs.Job, indices: np.ndarray, every: int, root: Path) -> tuple[
 
 
 def measure(job: jobs.Job, batches: int, windows: int, root: Path) -> dict[str, list[tuple[float, int]]]:
-    """The windows of each side. The sides take turns back and forth, and every window trains on the same batches."""
+    """The windows of each side. The sides take turns, forwards and backwards, and every window trains on the same
+    batches."""
     sides = {"none": 0, "every epoch": batches, "every 50": EVERY, NOT_FLUSHED: EVERY}
     size = (batches, job.options.batch_size)
     indices = np.random.default_rng(0).integers(0, len(job.dataset.train_inputs), size, dtype=np.int32)
@@ -77,7 +77,7 @@ def measure(job: jobs.Job, batches: int, windows: int, root: Path) -> dict[str, 
 
 
 def not_flushed() -> contextlib.AbstractContextManager:
-    """A context in which our own fsync does nothing."""
+    """A context in which this package's fsync does nothing."""
     return mock.patch.object(os, "fsync", return_value=None)
 
 

@@ -1,15 +1,15 @@
-"""Ten thousand ticks: does memory grow, does training slow down?
+"""Ten thousand ticks: does memory grow, and does training slow down?
 
     .venv/bin/python -m benchmarks.endurance --model resnet8 --batch-size 8 --K 2
     .venv/bin/python -m benchmarks.endurance --model resnet8 --batch-size 8 --K 3 --processes 3
 
 A process trains the training command's own pipeline on synthetic images, on the CPU, after a warm-up. After every
 thousand ticks it reports how many arrays are alive and how much memory the process has (Linux only). The speed of a
-machine changes by more than an aging process would, so every thousand ticks are measured in turns with a new process,
-a tenth of a thousand each. If the ratio of the two falls, the process has become slower.
+machine changes by more than a process could slow down. So the old process takes turns with a new one, a hundred ticks
+each. If the ratio of their speeds falls, the process has become slower.
 
 With --processes K every stage is in a process of its own, and each process reports its memory, file descriptors and
-threads after every part. There are no new processes to compare with: they would take the cores of the old ones.
+threads after every part. There is no comparison with new processes, which would take the cores of the old ones.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from fdg_jax.errors import BadInput
 
 WARM_UP = 200  # ticks
 TURNS = 10  # of the old and the new process in each part
-# What must not grow in a process, and how it is shown: its heading, the number of digits, the unit.
+# Quantities that must not grow -> (heading, digits, unit).
 OF_A_PROCESS = {"resident_bytes": ("MB", 1, 1e6), "files": ("files", 0, 1), "threads": ("threads", 0, 1)}
 OF_A_PROCESS |= {"arrays": ("arrays", 0, 1)}
 
@@ -37,7 +37,7 @@ def warm_up(worker: Worker) -> Worker:
 
 
 def side_of(given: report.Given, cores: int) -> side_specs.Side:
-    """What is trained. Raises BadInput for what would be no measurement."""
+    """The side that is trained. Raises BadInput if flags make the measurement impossible."""
     if given.ticks < 2 * given.every:
         fact = f"--ticks {given.ticks} with --every {given.every} is less than two parts to compare"
         raise BadInput(f"{fact}. Use more ticks.")
@@ -66,7 +66,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
 
 
 def beside_new_ones(old: Worker, cores: Sequence[int], given: report.Given) -> Iterator[dict[str, Any]]:
-    """What a process reports of each part, and how fast it is beside a new one."""
+    """The report of a process for each part, with its speed relative to a new process."""
     while True:
         with ExitStack() as stack:
             new = warm_up(stack.enter_context(Worker(old.side, cores)))
@@ -82,7 +82,7 @@ def beside_new_ones(old: Worker, cores: Sequence[int], given: report.Given) -> I
 
 
 def of_processes(worker: Worker, cores: Sequence[int], given: report.Given) -> Iterator[dict[str, Any]]:
-    """What several processes of one pipeline report of each part."""
+    """The reports of several processes of one pipeline for each part."""
     while True:
         answer = worker.ask({"memory": given.every})
         each = {name: [one[name] for one in answer["processes"]] for name in OF_A_PROCESS}
@@ -90,7 +90,7 @@ def of_processes(worker: Worker, cores: Sequence[int], given: report.Given) -> I
 
 
 def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What both processes report of so many ticks. They take turns in going first."""
+    """The reports of both processes for so many ticks. They take turns in going first."""
     answers = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
     return answers[old], answers[new]
 
@@ -98,7 +98,7 @@ def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, A
 def change(rows: report.Rows) -> float:
     """How much faster, relative to a new process, the last rows are than the first.
 
-    It compares medians of up to three rows, because single processes differ.
+    Medians of up to three rows are compared, because single processes differ.
     """
     ratios = [row["over_new"] for row in rows]
     n = min(3, len(rows) // 2)

@@ -6,13 +6,13 @@ The stages are the model's own, with all their arrays, but the batch is tiny (on
 depends on how many arrays go in and out of a program, not on their size, and so the device has next to nothing to do.
 There are two clocks. Both give medians over many ticks in the steady state:
 
-- calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). Its results are
-  waited for outside the measured time, so that nothing competes with the next call.
-- tick while computing: a whole tick as in training. It is waited for outside the measured time, so that the CPU's queue
-  of 32 dispatches never fills. On a CPU, the computing threads compete with the host for the cores.
+- calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). The wait
+  for its results is not timed, and ends before the next call, so that nothing competes with this call.
+- tick while computing: a whole tick as in training. The wait for its end is not timed; it keeps the CPU's queue of 32
+  dispatches from filling. On a CPU, the computing threads compete with the host for the cores.
 
-The bare calls of a stage's three programs, without what the stage does around them, are also compared with one program
-that does the same. This shows what one dispatch per tick would save. `--packing off` shows the cost when every small
+The bare calls of a stage's three programs, without the stage's work around them, are also compared with one program
+that does the same. This shows the saving by a single dispatch per tick. `--packing off` shows the cost when every small
 array goes in and out by itself (fdg_jax.stage.packing).
 
 The loop's own part (schedule, mail, losses) is measured with stages that do nothing; `tick` is the sum of the
@@ -47,11 +47,11 @@ from fdg_jax.stage.stage import Stage
 from fdg_jax.training.job import cross_entropy
 from fdg_jax.transport import devices
 
-GPU_STAGE_MICROSECONDS = 1000.0  # the GPU in question runs a stage (F, B and U of one tick) in 1 ms
+GPU_STAGE_MICROSECONDS = 1000.0  # an assumed GPU that runs a stage (F, B and U of one tick) in 1 ms
 
 
 class Leaves(NamedTuple):
-    """Counts arrays that go in and out of a stage's programs."""
+    """Counts of the arrays that go in and out of a stage's programs."""
 
     F: int
     B: int
@@ -59,7 +59,7 @@ class Leaves(NamedTuple):
 
 
 def count_leaves(stage: Stage, K: int) -> Leaves:
-    """Counts the arrays of a stage's programs, on a stage that holds a stash (stage K: that made one just now)."""
+    """Counts the arrays of a stage's programs. The stage must hold a stash (stage K: must just have made one)."""
     last, first = stage.k == K, stage.k == 1
     params, extra, optimizer, *_ = (len(jax.tree.leaves(tree)) for tree in stage.state)
     closure = len(jax.tree.leaves(stage.stashes[0].closure))
@@ -71,7 +71,7 @@ def count_leaves(stage: Stage, K: int) -> Leaves:
 
 
 def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks: int) -> float:
-    """Median microseconds of the calls that state = tick(call, state) makes. Each is waited for outside the time."""
+    """Median microseconds of the calls in state = tick(call, state). The wait for each call is not timed."""
     taken = [0.0] * ticks
     for number in range(ticks):
 
@@ -86,7 +86,7 @@ def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks:
 
 
 def as_one(stage: Stage) -> Callable[..., Any]:
-    """A stage's work of a tick (B, U and F) as one program. B and F are of different batches, as below stage K."""
+    """A stage's work in a tick (B, U and F) as one program. B and F have different batches, as in stages below K."""
     first = stage.k == 1
 
     def tick(closure, old, x, dy, state, next_x, labels):
@@ -124,14 +124,15 @@ class Small:
         return result
 
     def wait(self) -> None:
-        """Waits until everything is computed, including gradients that have not been used yet."""
+        """Waits until everything is computed, including unused gradients."""
         jax.block_until_ready([(stage.state, list(stage.line)) for stage in self.engine.stages.values()])
 
     def tick(self) -> None:
         self.engine.train(self.images, self.labels, self.row[None])
 
     def calls(self, ticks: int) -> dict[tuple[str, int], float]:
-        """Median microseconds of each dispatch, by (what, k): see `Clock`. ("send", 0) is that of all messages."""
+        """Median microseconds of each dispatch, by (what, k): see `Clock`. ("send", 0) is the median of all
+        messages."""
         clock = Clock(self.engine)
         with around(self.engine, clock):
             for _ in range(ticks):
@@ -143,9 +144,8 @@ class Small:
     def programs(self, ticks: int) -> dict[int, tuple[float, float]]:
         """Median microseconds of the dispatches of stage k's B, U and F: its three programs, and all as one program.
 
-        They are the bare calls, without what the stage does around them. The one program gets the same closure every
-        time. A closure that it returns has another type (that of its own tracing), with which it would be compiled
-        again each time.
+        They are the bare calls, without the stage's work around them. The one program gets the same closure every time.
+        The closures that it returns have another type (from its own tracing), for which it would be compiled again.
         """
         found = {}
         for k, stage in self.engine.stages.items():
@@ -153,7 +153,7 @@ class Small:
             x, labels = place.put_batch(zeros((stage.spec.x, stage.spec.labels if k == self.K else None)))
             dy = None if k == self.K else place.put_batch(zeros(stage.spec.y))
             closure = stage._forward(params, extra, x, labels)[2]
-            state = stage.state._replace(opt_state=jax.tree.map(jnp.copy, stage.state.opt_state))  # given away below
+            state = stage.state._replace(opt_state=jax.tree.map(jnp.copy, stage.state.opt_state))  # donated below
 
             def three(call, state, stage=stage, closure=closure, params=params, x=x, dy=dy, labels=labels):
                 grads, _ = call(stage._backward, closure, params, x, dy)
@@ -168,7 +168,7 @@ class Small:
         return found
 
     def ticks(self, ticks: int) -> tuple[float, float]:
-        """Median microseconds of (a whole tick, its part before the host loop: the entry of a batch)."""
+        """Median microseconds of (a whole tick, the entry of a batch before the host loop)."""
         entered, step, taken = [0.0], self.engine.loop.feed, []
 
         def timed_step(parts):
@@ -234,7 +234,7 @@ def fits(rows: report.Rows) -> list[dict[str, Any]]:
     stages, found = [row for row in rows if row["row"] == "stage"], []
     for what in "FBU":
         leaves, costs = np.array([(row[f"{what}_leaves"], row[f"{what}_microseconds"]) for row in stages]).T
-        if len(set(leaves)) > 1:  # else there is no line through them
+        if len(set(leaves)) > 1:  # else no line can be fitted
             each, fixed = np.polyfit(leaves, costs, 1)
             about = {"benchmark": "host_cost", "row": "fit", "what": what, "calls": len(stages)}
             costs = {"fixed_microseconds": round(float(fixed), 1), "leaf_microseconds": round(float(each), 2)}

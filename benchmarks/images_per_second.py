@@ -28,12 +28,12 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.schedule.ideal import COMPARED, free_time, tick_time
 
 DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
-OPERATIONS = 20  # batches over which they are timed
+OPERATIONS = 20  # batches for the times of operations
 SPEEDS = "images_per_second_windows"
 
 
 def speed_row(worker: Worker, speeds: Sequence[float]) -> dict[str, Any]:
-    """What a row says of a side's windows, and of the cores meanwhile. speeds: images/s of each window."""
+    """The entries of a row on a side's windows and on the cores meanwhile. speeds: images/s of each window."""
     return {
         **worker.about,
         "batches_per_window": worker.batches,
@@ -67,11 +67,11 @@ def row(worker: Worker, first: Worker, given: report.Given) -> dict[str, Any]:
 def ideal(row: dict[str, Any]) -> str:
     """The speed-up over BP on one device that the schedule allows on K devices.
 
-    Returns it with a barrier between ticks, as in the paper's Table 2, and without one, as the host loop runs. Tb = 2
-    Tf, auxiliary networks cost nothing.
+    Returns two numbers: with a barrier between ticks, as in the paper's Table 2, and without one, as in the host loop.
+    Tb = 2 Tf; auxiliary networks cost nothing.
     """
     K = row["K"]
-    if row["engine"] != "pipeline" or row["cores"] != K or row["device"] != "cpu":  # a peer's engine is another
+    if row["engine"] != "pipeline" or row["cores"] != K or row["device"] != "cpu":  # a peer has another engine
         return ""
     method = methods.find(row["method"])
     own = {name: value for name, value in row.get("options", {}).items() if name in method.schedule_options}
@@ -108,7 +108,7 @@ def about_machine(rows: report.Rows) -> str:
 def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     columns = side_columns({r["side"]: r[SPEEDS] for r in rows if r is one or r["side"] == given.also_over})
-    # On a GPU the host's cores are not what is compared.
+    # On a GPU the host's cores are not compared.
     columns |= {"ideal": ideal, "each core busy": lambda r: report.percents(
         r["core_percent"] if r["device"] == "cpu" else [r["busy_percent"]])}  # fmt: skip
     if any(r["held"] for r in rows):
@@ -123,7 +123,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
 
 
 def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """The MB of a side's arrays at their most, and the bytes that these are more than the first side's."""
+    """The most MB of a side's arrays, and by how many bytes this is more than the first side's."""
     names = ("predicted_bytes", "measured_bytes")
     if not row["held"] or not first["held"]:
         return ["–"] * 3
@@ -132,7 +132,7 @@ def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
 
 
 def stage_times(rows: report.Rows) -> list[str]:
-    """A table of the time that each operation of a stage takes alone, from dispatch to end; [] if not asked for."""
+    """A table of the time of each operation of a stage alone, from dispatch to end; [] if it was not measured."""
     timed = {row["side"]: row["operations"]["alone"] for row in rows if row["operations"]}
     kinds = sorted({key.partition("/")[0] for alone in timed.values() for key in alone["device"]})
     stages = [(row["side"], k) for row in rows if row["side"] in timed for k in range(1, row["K"] + 1)]
@@ -170,7 +170,7 @@ def parser() -> report.Parser:
 
 
 def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
-    """The sides that are wanted and that can run here; `given.missing` says which cannot. Raises BadInput."""
+    """The requested sides that can run here; `given.missing` gets a sentence on each other one. Raises BadInput."""
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
     common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
     wanted = given.sides or DEFAULT[device]

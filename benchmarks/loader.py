@@ -57,7 +57,7 @@ def make_images(folder: Path, count: int) -> float:
 
 
 def stream(folder: Path) -> Stream:
-    """The data set as `--dataset imagenet` makes it, without the notice that it is not all of ImageNet."""
+    """The data set as `--dataset imagenet` makes it, without the notice that it is not the whole of ImageNet."""
     train, test, classes = imagenet.of_folders(folder)
     return Stream("photographs", train, test, classes, imagenet.SIDE, imagenet.MEAN, imagenet.STD)
 

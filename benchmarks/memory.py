@@ -7,15 +7,15 @@ The columns:
 - Predicted: weights, optimizer, statistics, stashes, old weights and messages of a stage at their most, from shapes and
   the schedule alone (fdg_jax.engine.memory), as the training command prints it.
 - Live: the bytes of all arrays on the stage's device, each buffer counted once. It is the most over a run into the
-  steady state, looked at before every operation of the host loop and after every tick.
-- Stashes: the most that a stage keeps, by the schedule and as seen.
-- One stash: what is kept of a batch, as predicted, and as the compiled forward program reports it (unless the method
-  has stages of its own).
+  steady state, counted before every operation of the host loop and after every tick.
+- Stashes: the most that a stage keeps, by the schedule and as measured.
+- One stash: the bytes kept of a batch, as predicted, and as the compiled forward program reports them (unless the
+  method has stages of its own).
 - Temporary: XLA's buffers within the largest of the stage's programs. XLA does not report the runtime's own memory,
   such as a convolution's scratch.
 
-Both columns of totals leave out one gradient, as large as the weights, which exists between a backward pass and its
-update.
+Neither column of totals counts the gradient that exists between a backward pass and its update. It is as large as the
+weights.
 """
 
 import itertools
@@ -43,7 +43,7 @@ from fdg_jax.transport import devices
 
 
 def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> tuple[Any, list[int], list[int]]:
-    """Trains so many batches and counts.
+    """Trains on so many batches and counts bytes and stashes.
 
     Arguments:
         make: make() -> a Pipeline on the host loop with one device per stage.
@@ -107,7 +107,7 @@ def measured(model: str, method: str, K: int, weights: Any, given: report.Given)
 
     def step(pipeline):
         data = jobs[0].dataset
-        assert isinstance(data, Dataset)  # made-up images, in memory
+        assert isinstance(data, Dataset)  # synthetic images, in memory
         indices = random.integers(0, len(data.train_images), (1, given.batch_size), dtype=np.int32)
         pipeline.train(data.train_images, data.train_labels, indices)
 

@@ -1,4 +1,4 @@
-"""FDG in processes on hosts of their own over slow networks, beside what the simulator predicts.
+"""FDG in processes on separate hosts over slow networks, and the speed that the simulator predicts.
 
     .venv/bin/python -m benchmarks.network
     .venv/bin/python -m benchmarks.network --networks 10ms,1Gbit/s 50ms,100Mbit/s --windows system
@@ -6,23 +6,23 @@
 The hosts are network namespaces of this machine (benchmarks.harness.hosts; Linux, root). Each of the K processes is in
 one of them and on a core of its own. A network has a latency, which a relay adds to every packet each way, and a
 bandwidth each way, which a token bucket limits. Networks take turns while the same processes stay connected: a turn is
-a window on each of them. A window after a change follows a shorter one that does not count.
+a window on each of them. After each change of network, a shorter window that does not count comes first.
 
 The prediction is that of `benchmarks.simulate --processes K --link LATENCY,BANDWIDTH`, with the time of each operation
 measured in the same processes before each turn, one operation at a time, without latency and at full speed. A process
-has one core, so what its host thread needs to dispatch an operation is part of the operation's time. It is made twice:
+has one core, so the time of its host thread for a dispatch is part of the operation's time. There are two predictions:
 
     of the link      a message takes the latency, and its bytes over the bandwidth
-    of messages      it takes what such a message takes alone on this network: measured in each turn between the same
-                     processes, by the same copies. So this has what TCP does to a message in addition
+    of messages      a message takes as long as it takes alone on this network, measured in each turn between the same
+                     processes with the same copies. So this prediction includes the effect of TCP
 
---windows says how much TCP may send before it is acknowledged: `large` (64 MiB; a window stays open while a connection
-rests, and `reno` fills it) or what this `system` has. Over latency, a system's usual windows are smaller than what
-is on its way at full bandwidth, and then they limit the speed.
+--windows sets how much TCP may send without an acknowledgement: `large` (64 MiB; a window stays open while a connection
+is idle, and `reno` fills it) or this `system`'s setting. With latency, a system's usual windows are smaller than the
+data on its way at full bandwidth, so they limit the speed.
 
-Before training, a plain TCP connection measures each network: the time there and back, and a stream of 16 MB. So the
-table shows what the relay adds, and that it lets through what a network is said to have. The relay computes, too: it
-takes some of the cores' time, and takes it at once (SCHED_FIFO), as a network would not wait for a free core.
+Before training, a plain TCP connection measures each network: the round-trip time, and a stream of 16 MB. So the table
+shows the latency that the relay adds, and that the stated bandwidth is reached. The relay itself takes some of the
+cores' time, with priority (SCHED_FIFO), as a network would not wait for a free core.
 """
 
 import functools
@@ -47,7 +47,7 @@ NETWORKS = (
 )  # fmt: skip
 PORT = 1234  # at which process 0 listens on its host
 STREAM_BYTES = 2**24
-BOUND_PERCENT = 10.0  # the prediction is to be within this of what is measured
+BOUND_PERCENT = 10.0  # the goal for the prediction's error
 LARGE = {
     "net.ipv4.tcp_congestion_control": "reno",
     "net.ipv4.tcp_wmem": "4096 16384 67108864",
@@ -58,10 +58,10 @@ WINDOWS: Mapping[str, Mapping[str, str]] = {"large": LARGE, "system": {}}
 
 
 class Turn(NamedTuple):
-    """What was measured of a network in a turn.
+    """The measurements of a network in a turn.
 
-    images_per_second: of the window. link, messages: what the two predictions say. seconds: of a message alone, by
-        (what, receiving stage). relay_percent, others_percent: of the cores' time in the window.
+    images_per_second: of the window. link, messages: the two predictions. seconds: of a message alone, by (what,
+        receiving stage). relay_percent, others_percent: of the cores' time in the window.
     """
 
     images_per_second: float
@@ -73,17 +73,17 @@ class Turn(NamedTuple):
 
 
 def machine(timed: Mapping[str, Any], side: Side, link: Link, size: Mapping[tuple[str, int], float]) -> Machine:
-    """A core for each stage.
+    """A machine with a core for each stage.
 
     Arguments:
-        timed: what benchmarks.harness.operation_times.measure has returned.
+        timed: the result of benchmarks.harness.operation_times.measure.
         link: between any two stages.
-        size: of a message by (what, receiving stage), in what the link's speed is in.
+        size: {(what, receiving stage): size of a message}, in the unit of the link's speed.
     """
     host, device = timed["alone"]["host"], timed["alone"]["device"]
 
     def seconds(kind: str, k: int) -> float:
-        # Every process dispatches all messages, its own or not, on its one core.
+        # On its one core, every process dispatches all messages, also those of other processes.
         sends = sum(host[name] for name in host if name.startswith("send")) / 2 if kind in "FB" else 0.0
         return device.get(f"{kind}/{k}", 0.0) + host.get(f"{kind}/{k}", 0.0) + sends
 
@@ -105,7 +105,7 @@ def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any
         bytes_of[what, to + 1] = size  # stage k is in process k - 1
         seconds[what, to + 1] = statistics.median(tries)
     of_link = predict(schedule, machine(timed, side, link, bytes_of)).seconds
-    # What is not latency occupies the link.
+    # The time beyond latency occupies the link.
     beyond = {key: max(0.0, each - link.latency_seconds) for key, each in seconds.items()}
     alone = Link(link.latency_seconds, 1.0)
     of_messages = predict(schedule, machine(timed, side, alone, beyond)).seconds
@@ -116,7 +116,7 @@ def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any
 def row(
     text: str, link: Link, worker: Worker, turns: Sequence[Turn], probe: Mapping[str, Any], given: report.Given
 ) -> dict[str, Any]:
-    """The row of a network. probe: what benchmarks.harness.wire_probe has measured of it."""
+    """The row of a network. probe: the result of benchmarks.harness.wire_probe for it."""
     column = {name: [getattr(each, name) for each in turns] for name in Turn._fields}
     measured, kernel = column["images_per_second"], Path("/proc/sys/net/ipv4/tcp_congestion_control")
     system = kernel.read_text(encoding="utf-8").strip()
@@ -147,10 +147,10 @@ def row(
 
 
 def joined(given: report.Given, cores: int) -> Side:
-    """The side that is measured. Raises BadInput where it cannot be."""
+    """The side that is measured. Raises BadInput if it cannot be measured."""
     if given.K < 2:
         raise BadInput(f"--K {given.K}: a network is between 2 processes or more.")
-    models.blocks(given.model, 10)  # refuses what is no model
+    models.blocks(given.model, 10)  # refuses an unknown model
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = side_specs.parse(f"{given.method}:processes=each", common, "", given.split)
     side_specs.check([side], cores)

@@ -3,9 +3,10 @@
     taskset -c 1 .venv/bin/python -m benchmarks.ops
     taskset -c 1 .venv/bin/python -m benchmarks.ops --model wrn28_10
 
-Every convolution of the network as it is called (fdg_jax.layers), and every batch norm with its rectifier: forward (F),
-gradient of the input (dx) and of the weights (dw), for a batch norm all of its backward pass (B), each a program of
-its own. In the network XLA fuses elementwise work into its neighbours and PyTorch does not: the sums leave that out.
+The table has every convolution of the network with its real shapes (fdg_jax.layers), and every batch norm with its
+rectifier. Each of these is a separate program: forward (F), gradient of the input (dx) and of the weights (dw), or for
+a batch norm the whole backward pass (B). In the network XLA fuses elementwise work into its neighbours and PyTorch does
+not; the sums do not include this.
 
 Both libraries are in this process and take turns. Each number is the fastest of its rounds, because disturbances only
 add time. The clock is the processor time of this process, which other processes do not lengthen; pin it to one core.
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
 
-    restart_once()  # as the training command does, before imports that would be done twice
+    restart_once()  # as in the training command, before the slow imports
 
 import flax.linen as nn
 import jax
@@ -39,9 +40,9 @@ Call = Callable[[], Any]
 
 
 class Shape(NamedTuple):
-    """A layer as it is called.
+    """The shape of a layer's call.
 
-    It maps [size, size, taken] to [size / stride, size / stride, given]. kernel 0 stands for a norm.
+    The layer maps [size, size, taken] to [size / stride, size / stride, given]. kernel 0: a norm.
     """
 
     size: int
@@ -166,7 +167,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         made = {name: make(shape, given.batch_size) for name, make in libraries.items()}
         for operation in made["xla"]:
             if shape.taken == 3 and operation == "dx":
-                continue  # of the images, which nobody wants
+                continue  # the gradient of the images, which is not needed
             took = seconds({name: calls[operation] for name, calls in made.items()}, given.rounds)
             about = {"benchmark": "ops", "model": given.model, "batch_size": given.batch_size, "layer": str(shape)}
             row = {**about, "times": times, "operation": operation, "gigaflops": shape.gigaflops(given.batch_size)}

@@ -1,4 +1,4 @@
-"""Runs the commands that the pages in benchmarks/results show, and writes below each command what it printed.
+"""Runs the commands in the pages of benchmarks/results, and writes each command's output below it.
 
     .venv/bin/python -m benchmarks.readme              # every command: hours, on a machine that does nothing else
     .venv/bin/python -m benchmarks.readme memory K=4   # the commands that contain one of these words
@@ -27,7 +27,7 @@ from fdg_jax.options.parser import Parser
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-# A code block with one command, then what it printed between two comments.
+# A code block with one command, then its output between two comments.
 SHOWN = re.compile(r"(```\n(?P<command>[^`]+)\n```\n\n<!-- it printed -->\n)(?P<text>.*?)(?=<!-- end -->\n)", re.S)
 
 
@@ -65,13 +65,13 @@ def run(line: str, file: Path) -> bool:
 
 
 def printed(file: Path) -> dict[str, str]:
-    """For each command, what it printed when it was last run."""
+    """{command: its output when it was last run}."""
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
     return {line["printed_by"]: line["text"] for line in lines if "printed_by" in line}
 
 
 def rendered(text: str, last: dict[str, str]) -> str:
-    """A page with what its commands printed last. A command that never ran keeps the text below it."""
+    """A page with the latest output of its commands. A command that never ran keeps the text below it."""
 
     def fill(match: re.Match) -> str:
         found = last.get(command(match["command"]))

@@ -27,15 +27,15 @@ COLOURS = {"none": "#7b8794", "nvlink": "#009e73", "pcie": "#0072b2", "fitted li
 MARKERS = {"one block": "s", "stage": "o", "link": "v", "host": "^", "waiting": "D"}
 ORDERS = {"backward-first": "-", "forward-first": ":"}
 PAPER = {(s.network, s.method, s.K): float(s.images_per_second) for s in SPEEDS}
-HOST_MICROSECONDS = 100.0  # assumed for a dispatch; benchmarks.host_cost measures it
+HOST_MICROSECONDS = 100.0  # assumed time of a dispatch; benchmarks.host_cost measures it
 
 
 class Network(NamedTuple):
     """A network of the paper's Table 7.
 
-    batch_size: the paper gives none. 128 is that of its code for CIFAR, 64 is assumed for ImageNet. It does not matter
-        where latency and the host do not count.
-    fitted_to: the network whose BP in Table 7 says how fast the device is.
+    batch_size: the paper gives none. 128 is from its code for CIFAR, 64 is assumed for ImageNet. It only matters if
+        latency or the host's time counts.
+    fitted_to: the network whose BP in Table 7 gives the speed of the device.
     """
 
     label: str
@@ -108,7 +108,7 @@ def run(
 def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: bool) -> Link:
     """The bandwidth with which FDG, K = 2, is as fast as in the paper.
 
-    By bisection: slower links are never faster.
+    Found by bisection, since a slower link never gives a higher speed.
     """
     cuts, slow, fast = models.paper_split(network.model, 2) or (), 1e8, 1e11
     for _ in range(24):
@@ -119,7 +119,7 @@ def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: boo
 
 
 def reason(found: Prediction, cuts: Sequence[int], times: BlockTimes) -> str:
-    """What limits the speed. It is "one block" if the slowest stage is a single block, so that no cut helps."""
+    """What limits the speed: "one block" if the slowest stage is a single block, so that no cut helps."""
     if found.limiting != "stage":
         return found.limiting
     ends = (0, *cuts, len(times.F))
@@ -211,7 +211,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
 
 
 def into(page: Path, blocks: Mapping[str, str]) -> None:
-    """Writes each block between `<!-- NAME -->` and `<!-- end -->` of a page; the page is made where there is none."""
+    """Writes each block between `<!-- NAME -->` and `<!-- end -->` of a page, which is made if it is missing."""
     empty = "\n\n".join(f"<!-- {name} -->\n\n<!-- end -->" for name in blocks)
     text = page.read_text(encoding="utf-8") if page.is_file() else f"{empty}\n"
     for name, block in blocks.items():
@@ -241,7 +241,7 @@ def tables(rows: report.Rows, host: float) -> dict[str, str]:
 
 
 def table(rows: report.Rows, given: report.Given) -> str:
-    """Where scaling stops: the least K that comes within a hundredth of the fastest."""
+    """Where scaling stops: the least K whose speed is within 1% of the fastest."""
     scaling, body = [r for r in rows if r["row"] == "K"], []
     for network, link in dict.fromkeys((r["network"], r["link"]) for r in scaling):
         of = [r for r in scaling if (r["network"], r["link"], r["order"]) == (network, link, "backward-first")]

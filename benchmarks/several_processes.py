@@ -1,4 +1,4 @@
-"""FDG with a process for each stage, beside FDG in one process and independent BP processes, and what is exchanged.
+"""FDG with a process per stage, against FDG in one process and independent BP processes, and the messages it sends.
 
     .venv/bin/python -m benchmarks.several_processes
     .venv/bin/python -m benchmarks.several_processes --models resnet20:128 --rounds 3 --starts 1
@@ -19,21 +19,21 @@ processes until the last of them has computed everything. A side's ratio to anot
 table has the median over the rounds. --starts repeats all of this with new processes, because processes of one side
 differ, too.
 
-Stages that are apart are as fast as the slower one, so first each block's time is measured on one core (by
-benchmarks.split), and the network is cut by these times, the same for all sides. PyTorch's blocks take other times:
---also torch-pipeline:split=balanced is its pipeline cut by FLOPs.
+Separate stages are as fast as the slowest one. So each block's time is first measured on one core (by
+benchmarks.split), and all sides are cut by these times. PyTorch's blocks take other times: --also
+torch-pipeline:split=balanced is its pipeline cut by FLOPs.
 
-A process on one core splits no operation over threads, as the training command has it there. A program of your own that
-is started by fdg_jax.launch says so by XLA_FLAGS=--xla_cpu_multi_thread_eigen=false. What it does without is the side
-fdg:processes=each:xla=--xla_cpu_multi_thread_eigen=true, which --also adds.
+A process on one core splits no operation over threads, as in the training command. Your own program under
+fdg_jax.launch gets the same with XLA_FLAGS=--xla_cpu_multi_thread_eigen=false. The side
+fdg:processes=each:xla=--xla_cpu_multi_thread_eigen=true, which --also adds, shows the speed without this flag.
 
-The other tables are of fdg:processes=each alone, from one more window in which everything is noted. Messages are
-counted where a process hands them to its transport and where they come out of it, and compared with what their shapes
-predict. The times come from threads: one for each stage or link in a process, asleep until the next result is there.
-So nothing is dispatched otherwise than in the other windows, and no stage waits for a thread. What it costs: the
-threads wake up on the core that computes. The line below the tables has the speed of this window over that of the
-others, and how late a thread sees an end. While a stage waits its core is free, so the end of waiting is seen at once;
-it is the border between two operations of a busy stage that may be drawn late. All processes read the same clock.
+The other tables are of fdg:processes=each alone, from one more window that is recorded. Messages are counted where a
+process gives them to its transport and where it gets them, and compared with the prediction from their shapes. The
+times come from threads, one for each stage or link in a process, which sleep until the next result is ready. So
+dispatches are the same as in the other windows, and no stage waits for a thread. The only cost is that the threads wake
+up on the core that computes. The line below the tables has the speed of this window over that of the others, and the
+delay with which a thread sees an end. While a stage waits, its core is free, so the end of waiting is seen at once.
+Only the border between two operations of a busy stage may be drawn late. All processes read the same clock.
 """
 
 import json
@@ -61,7 +61,7 @@ JOINED, TOGETHER, ALONE = "fdg:processes=each", "fdg", "bp"
 MEASURED = "measured"
 PEERS = ("torch-pipeline", "torch-ddp")
 LATE_TRIES = 10
-BLOCK_ROUNDS = 5  # of each block
+BLOCK_ROUNDS = 5  # rounds of measuring each block
 
 
 def wanted(text: str) -> dict[str, Any]:
@@ -69,15 +69,15 @@ def wanted(text: str) -> dict[str, Any]:
     model, _, batch = text.partition(":")
     if not (batch.isdecimal() and int(batch)):
         raise BadInput(f"--models {text}: write MODEL:BATCH, e.g. resnet20:128.")
-    models.blocks(model, synthetic.CLASSES)  # refuses what is no model
+    models.blocks(model, synthetic.CLASSES)  # refuses an unknown model
     return {"model": model, "batch_size": int(batch)}
 
 
 def measured_blocks(model: str, batch_size: int, K: int, core: int) -> dict[str, Any]:
-    """Measures every block of a network in a process of its own, pinned to a core: how a cut divides the network's time
-    is a bound for separate stages. Raises as `children.run`.
+    """Measures every block of a network in a process of its own, pinned to a core. The slowest stage of a cut bounds
+    the speed of separate stages. Raises as `children.run`.
 
-    Returns: the row of benchmarks.split for the split `measured`; `cuts` and `block_seconds` are in it.
+    Returns: the row of benchmarks.split for the split `measured`, with `cuts` and `block_seconds`.
     """
     env = side_specs.environment(side_specs.Side("bp", "bp", 1, 1, model, batch_size, xla=side_specs.ONE_THREAD))
     words = ["--model", model, "--K", str(K), "--batch-size", str(batch_size), "--rounds", str(BLOCK_ROUNDS), "--json"]
@@ -91,7 +91,7 @@ def independent(K: int) -> str:
 
 
 def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side]:
-    """The sides that are compared for a model, whether they can run here or not. split: where they are cut."""
+    """The sides that are compared for a model, also those that cannot run here. split: their cut."""
     common = {**wanted(text), "K": given.K}
     names = (JOINED, TOGETHER, independent(given.K), ALONE, *PEERS, *given.also)
     return [peers.parse(name, common, "", split) for name in names]
@@ -100,17 +100,17 @@ def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side
 def compare(
     sides: Sequence[side_specs.Side], cores: Sequence[int], given: report.Given
 ) -> tuple[list[Worker], dict[str, Any], list[float]]:
-    """Measures the sides of a model, as often with new processes as --starts says.
+    """Measures the sides of a model, with new processes for each of --starts.
 
-    Returns: (a worker of each side with the windows of all starts, what the processes of JOINED noted in one more
-        window, by how many seconds each of their threads saw ends late).
+    Returns: (a worker of each side with the windows of all starts, the recordings of the processes of JOINED in one
+        more window, the delays in seconds with which their threads saw ends).
     """
     first, recorded, late = list[Worker](), dict[str, Any](), list[list[float]]()
     for start in range(given.starts):
         say(f"{sides[0].model}, start {start + 1} of {given.starts}")
         with started(sides, cores) as workers:
             for worker in workers:  # a window that does not count
-                # Independent processes share the batches out.
+                # Independent processes divide the batches among them.
                 worker.batches = given.steps * (worker.side.cores if worker.side.method == "bp" else 1)
                 worker.run()
             take_turns(workers, given.rounds)
@@ -124,12 +124,12 @@ def compare(
 
 
 def ahead(K: int) -> int:
-    """Batches at the beginning of the recorded window that do not count: only then has the host run ahead."""
+    """Batches at the beginning of the recorded window that do not count, because the host has not yet run ahead."""
     return 2 * K + 2
 
 
 def speed(of: Mapping[str, Any], worker: Worker) -> float:
-    """Images/s of a window; of independent processes the sum, each over its own time."""
+    """Images/s of a window; for independent processes the sum, each over its own time."""
     if "each_seconds" in of:
         images = of["batches"] * worker.side.batch_size / len(of["each_seconds"])
         return sum(images / seconds for seconds in of["each_seconds"])
@@ -152,12 +152,12 @@ def side_row(worker: Worker, bases: Mapping[str, Worker], given: report.Given) -
 def exchange_row(
     joined: Worker, recorded: Mapping[str, Any], late: Sequence[float], given: report.Given, drawn: str
 ) -> dict[str, Any]:
-    """The row of what the processes exchanged, and of what each stage did and waited for.
+    """The row of the messages between processes, and of the work and waiting of each stage.
 
     Arguments:
-        recorded: what the processes of JOINED noted in one more window.
-        late: by how many seconds each of their threads saw ends late.
-        drawn: a picture's path, "" for none.
+        recorded: the recordings of the processes of JOINED in one more window.
+        late: the delays in seconds with which their threads saw the ends of operations.
+        drawn: the path of a picture; "": none.
     """
     side, ticks, processes = joined.side, recorded["batches"], recorded["processes"]
     ended = [each for process in processes for each in read(process["ended"])]
@@ -194,18 +194,18 @@ def exchange_row(
 
 
 def bound(block_seconds: Sequence[float], joined: Worker) -> dict[str, Any]:
-    """What each stage's share of a batch's time is, and how much faster than BP separate stages can be with it.
+    """Each stage's share of a batch's time, and the bound on the speed-up over BP that follows for separate stages.
 
-    block_seconds: of each block alone, on one core.
+    block_seconds: the seconds of each block alone, on one core.
     """
     share = shares(block_seconds, joined.about["cuts"])
     return {"block_seconds": list(block_seconds), "share_percent": share, "bound_over_bp": 100 / max(share)}
 
 
 def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[str, Any]]:
-    """Per tick, what was counted of each kind of message, and what its shapes predict.
+    """The counted and the predicted messages per tick, for each kind.
 
-    A kind that was only predicted, or only counted, has zeros.
+    A kind that was only predicted, or only counted, has zeros for the other.
     """
     counted: dict[Key, Message] = {}
     for more in (Message(**each) for process in processes for each in process["counted"]):
@@ -249,12 +249,12 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
 
 
 def number(value: float) -> str:
-    """A count or a number of bytes: whole ones without a point."""
+    """A count or a number of bytes as text; whole numbers have no decimal point."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
 
 
 def speed_table(found: report.Rows, given: report.Given) -> str:
-    """The speed of the sides. The first is that of several processes; it is held against the first of `over`."""
+    """The table of the sides' speeds. The first side has several processes; it is compared with the first of `over`."""
     joined, columns = found[0], side_columns({})
     for name in joined["over"]:
         columns[f"over {name}"] = lambda row, name=name: report.spread(row["over"][name], 3)
@@ -282,7 +282,7 @@ def message_table(row: Mapping[str, Any]) -> str:
 
 
 def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
-    """What each stage did in a tick, and for what it waited."""
+    """The table of each stage's work and waiting in a tick."""
     stages = row["stage_ms_per_tick"]
     kinds = [kind for kind in dict.fromkeys(kind for stage in stages for kind in sorted(stage)) if kind not in WAITING]
     columns: dict[str, report.Cell] = {"stage k": "{k}"}

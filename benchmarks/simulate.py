@@ -5,19 +5,19 @@
     .venv/bin/python -m benchmarks.simulate --validate --K 2 --method bp fdg ddg fr dgl dni gpipe data_parallel
 
 The simulator runs a schedule on devices whose operations take given times. `--times measured` (default) measures every
-operation of every stage alone, in a process pinned to one core that trains the very pipeline: a device is a core.
-`--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}.
-Images/s of K devices exclude the host, unless `--host-microseconds` gives the time of a dispatch.
+operation of every stage alone, in a process pinned to one core that trains this pipeline, so a device is a core.
+`--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}. Images/s
+of K devices exclude the host, unless `--host-microseconds` gives the time of a dispatch.
 
-`--processes N` spreads the stages over N processes as the library does, each with a host of its own. One `--link` is
-then that between processes, and messages within a process take no time. "Links busy" is the share of time in which
-bytes travel from one stage to another; latency occupies no link. "Lost to links" is the share of the images/s without
-any link that is lost: 0% where computing hides all transfers.
+`--processes N` spreads the stages over N processes as the library does, each with a host of its own. A single `--link`
+is then the link between processes, and messages within a process take no time. "Links busy" is the share of time in
+which bytes travel from one stage to another; latency occupies no link. "Lost to links" is the share of the images/s
+without any link that is lost: 0% where computing hides all transfers.
 
-`--validate` tests the simulator on this machine: for every method a process pinned to as many cores as stages measures,
-in turns with the others, how long its operations take and then how fast it trains; the first predicts the second. The
-emulated devices of a process share its cores, so an operation that runs alone may use them all. The simulator
-therefore gets the times of each operation alone and while other stages compute.
+`--validate` tests the simulator on this machine. Every method has a process pinned to as many cores as stages. In turns
+with the others, it measures the times of its operations and then its speed; the times predict the speed. The emulated
+devices of a process share its cores, so an operation that runs alone may use them all. The simulator therefore gets the
+times of each operation alone and while other stages compute.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ from fdg_jax.machine.placement import processes_of_stages
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 from fdg_jax.transport import devices
 
-CLASSES = {True: 1000, False: 10}  # of a model in ImageNet's form, or not
+CLASSES = {True: 1000, False: 10}  # for models with ImageNet's input, and for others
 IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
 
 
 def cuts_of(side: Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
-    """The cuts of a value of --split; those of `measured` follow from these times."""
+    """The cuts for a value of --split; for `measured` they follow from `times`."""
     if side.K == 1:
         return ()
     imagenet = side.model.endswith("_imagenet")
@@ -72,7 +72,7 @@ def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
 
 
 def sizes(given: report.Given, side: Side, messages: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
-    """Bytes of messages by (what, receiving stage): the model's, or where --message-bytes is given its values."""
+    """Bytes of messages by (what, receiving stage): the values of --message-bytes, by default the model's."""
     if not given.message_bytes or side.K == 1:
         return {**messages}
     parts = side_specs.schedule_of(side).micro_batches
@@ -84,7 +84,7 @@ def sizes(given: report.Given, side: Side, messages: dict[tuple[str, int], int])
 def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
     """The machine of a side.
 
-    known: what was measured before.
+    known: earlier measurements, which are extended.
 
     Returns: (the machine, the cuts, bytes of its stages and messages), measured now or read from the file.
     """
@@ -115,9 +115,9 @@ def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Mac
 
 
 def programs_of(side: Side) -> str:
-    """What decides which programs a side's stages run, and how.
+    """A key for the programs that a side's stages run.
 
-    Ordinary stages are the same in all methods that have them. They are measured once, so that such methods differ by
+    Ordinary stages are the same in all methods that have them. They are measured once, so that these methods differ in
     their schedules only.
     """
     method, schedule = methods.find(side.method), side_specs.schedule_of(side)
@@ -141,7 +141,7 @@ def measured(side: Side, given: report.Given) -> tuple[dict[str, Any], tuple[int
 def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
     schedule = side_specs.schedule_of(side)
     found = predict(schedule, device)
-    lost = None  # of data parallel: its link is in the time of its backward passes
+    lost = None  # for data parallel, whose link is part of the time of its backward passes
     if not device.spread:
         lost = round(100 * (1 - predict(schedule, device._replace(link=NO_LINK)).seconds / found.seconds), 1)
     return {

@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.speedup_loss --model resnet20 --batch-size 128 --K 2
 
 An ideal pipeline of K stages on K cores trains a batch in 1/K of the time that BP takes on one core. A real one takes
-longer. To say why, every turn measures BP, the pipeline, and each operation of the pipeline by itself (with the host's
-dispatch), once with all stages on one core and once on K cores. A cause is the difference of two such times, so the
-causes add up to the whole difference:
+longer. To find the causes, every turn measures BP, the pipeline, and each operation of the pipeline by itself (with the
+host's dispatch), once with all stages on one core and once on K cores. A cause is the difference of two such times, so
+the causes add up to the whole difference:
 
     cut             all operations on one core and one device, minus BP: the cost of cutting the network into stages
     cores together  all operations on K cores, F and B while the other stages compute, minus those on one core:
@@ -113,7 +113,7 @@ def turn(workers: Sequence[Worker], given: report.Given, number: int) -> dict[st
     found = {"bp": took[bp], "pipeline": took[pipeline], **causes}
     found["others_percent"] = max(each["others_percent"] for each in timed.values())  # while operations were timed
     if lone:
-        found["lone"] = took[lone[0]]  # a batch in that time: every core has one in twice as much
+        found["lone"] = took[lone[0]]  # the time per batch of both cores: each core takes twice as long for one
     over, words = took[bp] / took[pipeline], [f"{cause} {1e6 * value:,.0f} µs" for cause, value in causes.items()]
     say(f"turn {number + 1} of {given.windows}: {over:.3f} times BP; {', '.join(words)}")
     return {name: round(value, 6) for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""How evenly each way to cut a network divides its time: the slowest stage's share, from measured block times.
+"""How evenly each split divides a network's time: the slowest stage's share, from measured block times.
 
     .venv/bin/python -m benchmarks.split --model resnet56 wrn16_4 --K 2 4 --batch-size 128
 
@@ -17,7 +17,7 @@ from typing import Any
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
 
-    restart_once()  # as the training command does, before imports that would be done twice
+    restart_once()  # as in the training command, before the slow imports
 
 import jax
 import numpy as np
@@ -36,7 +36,7 @@ def shares(costs: Sequence[float], cuts: Sequence[int]) -> list[float]:
 
 
 def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -> dict[str, tuple[int, ...]]:
-    """The cuts of every way that exists for this model and K."""
+    """The cuts of every split that exists for this model and K."""
     costs = {"even": None, "paper": None, "balanced": flops, "measured": seconds}
     if models.paper_split(model, K) is None:
         del costs["paper"]
@@ -44,7 +44,7 @@ def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -
 
 
 def measured(model: str, given: report.Given) -> list[dict[str, Any]]:
-    """A row for every K and way to cut."""
+    """A row for every K and split."""
     blocks = models.blocks(model, CLASSES)
     if max(given.K) > len(blocks):
         raise BadInput(f"--K {max(given.K)}: {model} has {len(blocks)} blocks. Use --K 2 to {len(blocks)}.")

@@ -1,4 +1,4 @@
-"""What `Pipeline.step` costs the host at K = 1, next to a plain donated `jax.jit` step of the same network.
+"""The host's cost of `Pipeline.step` at K = 1, next to a plain donated `jax.jit` step of the same network.
 
     .venv/bin/python -m benchmarks.step_cost
 

@@ -9,9 +9,9 @@ stage, and the arrival of its messages. A CPU device runs one program after anot
 Only the lack of a free thread may delay it, which counts as computing.
 
 Precision: an end is seen late, because the thread has to wake up and get Python's lock, for which threads ask every 0.1
-ms during the run. The last line of the output says how late. It is measured in the same process, against a thread that
-polls without pause and never gives up the lock by itself, which is the worst case. Busy cores make it worse. Recording
-begins when the pipeline is full and everything is compiled.
+ms during the run. The last line of the output has the delay. It is measured in the same process, against a thread that
+polls without pause and never gives up the lock by itself, which is the worst case. Busy cores increase the delay.
+Recording begins when the pipeline is full and everything is compiled.
 
 It writes timeline.png, and timeline.json in Chrome's trace format, for ui.perfetto.dev. There, one process is the
 measured run and one the predicted one; a row is a stage or a link.
@@ -25,7 +25,7 @@ from typing import Any
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
 
-    restart_once()  # as the training command does, before imports that would be done twice
+    restart_once()  # as in the training command, before the slow imports
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from fdg_jax.transport import devices
 
 
 def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes a trace in Chrome's format: microseconds, a process for each of measured and predicted, a thread per row.
+    """Makes a trace in Chrome's format, in microseconds: one process is measured, one predicted, with a thread per row.
 
     Arguments:
         measured, predicted: the events.
@@ -120,7 +120,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         raise BadInput(f"--method {side.name}: each of its stages is on all devices. Choose another method.")
     out = report.folder(given.out)
     devices.emulate_cpu(given.K)
-    ahead = 2 * given.K + 2  # after the first batches the host has run ahead
+    ahead = 2 * given.K + 2  # the host runs ahead after these first batches
     with quick_threads():
         found, timed = record(side, ahead + given.batches + 2)
         late = [1e6 * seconds for seconds in lateness()]
@@ -129,7 +129,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     measured, took = window(found, first, first + given.batches - 1)
     steady = max(e.batch for e in predicted if e.what == "enter") - given.batches - 2
     simulated, predicted_to_take = window(predicted, steady, steady + given.batches - 1)
-    # The same numbers in both pictures, so that batches can be compared.
+    # Batches have the same numbers in both pictures, so that they can be compared.
     simulated = [e._replace(batch=e.batch - steady + first) for e in simulated if e.what != "host"]
     about = {name: getattr(side, name) for name in ("model", "batch_size", "K")}
     about |= {"side": side.name, "cores": cores, "late_microseconds": round(statistics.median(late), 1)}

@@ -1,8 +1,8 @@
-"""The paper's tables as code: one file per table, which lists its runs, runs what is missing and writes its page.
+"""The paper's tables as code: one file per table, which lists its runs, makes missing runs and writes its page.
 
 A table is a module here that holds `TABLE` (see `harness.run_table.Table`); its file name is its name, and nothing
-needs to be registered. Its page is `pages/<table>.md.in`, filled in from `results/<table>.jsonl` with a line for every
-finished run. What the tables share is in `harness/`.
+needs to be registered. Its page is `pages/<table>.md.in`, filled in from `results/<table>.jsonl`, which has a line for
+every finished run. The tables' common code is in `harness/`.
 """
 
 import pkgutil

@@ -1,6 +1,6 @@
 """`python -m experiments` lists the tables; `python -m experiments NAME list|run|collect|render` works on one.
 
-The list says what each table shows and how much of it has been run; NAME --help explains the rest.
+The list says what each table shows and how many of its runs are finished; NAME --help explains the rest.
 """
 
 import sys
@@ -29,7 +29,7 @@ def overview() -> str:
 
 @output.forgiving()
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes as those of a table; 2 for one that does not exist."""
+    """Exit codes as for a table; 2 for a table that does not exist."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"{overview()}\n\npython -m experiments NAME list|run|collect|render; NAME --help explains each.")
         return 0

@@ -1,6 +1,6 @@
 """ResNet-20 on CIFAR-10 with BP and FDG, K = 2, 3, 4 and beta = 1, 0.5, for as many epochs as a CPU allows.
 
-It is not a table of the paper. With 5 of 300 epochs, its numbers only compare these runs with one another.
+This is not a table of the paper. With 5 of 300 epochs, its numbers only compare these runs with one another.
 """
 
 import sys
@@ -22,7 +22,7 @@ RUNS = (
         for beta in (1.0, 0.5)
     ),
 )
-# Table 3 of the paper, its row ResNet-20: 300 epochs, median of 3 runs.
+# From Table 3 of the paper, row ResNet-20: 300 epochs, median of 3 runs.
 PAPER = {"bp": "7.78 (8.75 as first published)", "fdg-K2-beta1": "7.92"}
 HEADS = (
     "method", "K", "beta", "staleness of stages 1..K (updates)", "test error %", "minus BP", "train loss", "images/s",
@@ -33,7 +33,7 @@ STYLES = {1.0: ("-", "o"), 0.5: ((0, (5, 2)), "s")}
 
 
 def measured(lines: Lines, name: str) -> list[str]:
-    """Cells of a row: test error, the same minus BP's, training loss, images per second. Blank without a result."""
+    """Cells of a row: test error, its difference to BP's, training loss, images per second. Blank without a result."""
     if name not in lines:
         return [""] * 4
     line, bp = lines[name], lines.get("bp")

@@ -1,7 +1,7 @@
 """Every correction of late gradients on equal terms: ResNet-20 on CIFAR-10 in 5 epochs, K = 4 and K = 2.
 
-Each arm is tuned by a grid of one size on training images that are held out, and then trained with three seeds and
-tested on the test images. corrections.md has what was fixed before the first run.
+Each arm is tuned on held-out training images with a grid of the same size, then trained with three seeds and tested on
+the test images. corrections.md has the rules that were fixed before the first run.
 """
 
 import sys
@@ -18,9 +18,9 @@ from experiments.tuning.arms import Arm, Part
 from experiments.tuning.images import FOUR, OF_BP, OWN_BP, OWN_BPS, PARTS, TWO
 from experiments.tuning.verdicts import Scale, Verdict
 
-GAIN, LEVEL = 0.5, 1.0  # percentage points: a smaller gain than the first is none; so far behind BP is still level
+GAIN, LEVEL = 0.5, 1.0  # percentage points: the smallest gain that counts; the most behind BP that is still level
 POINTS = Scale("points", GAIN, digits=2)
-ALL_BPS = OF_BP, OWN_BPS  # BP: the same for every K
+ALL_BPS = OF_BP, OWN_BPS  # BP is the same for every K
 
 HEADS = (
     "K", "arm", "n", "test error %, mean", "standard deviation", "by seed",
@@ -35,13 +35,13 @@ def values(lines: Lines, part: Part, arm: Arm) -> Seeds:
 
 
 def of_name(lines: Lines, part: Part, name: str) -> Seeds:
-    """The same of an arm by its name; BP is one part for every K."""
+    """The test errors of an arm by its name. BP is one part for every K."""
     where, arm = next((each, arm) for each in (part, OF_BP) for arm in each.arms if arm.name == name)
     return values(lines, where, arm)
 
 
 def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
-    """Whether the published claim holds here, by the registered rule; None where there is no claim."""
+    """Whether the published claim holds here, by the registered rule; None if there is no claim."""
     if not arm.claim:
         return None
     if said := part.beyond(arm):
@@ -73,18 +73,18 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
 
 
 def without_t1(lines: Lines, part: Part, arm: Arm) -> str:
-    """What is said beside a verdict on an arm that could have been PipeMare's T1, and is division for ever."""
+    """A remark on the verdict for an arm that always divides the rate, where PipeMare's T1 stops dividing."""
     choice = part.choice(lines, arm) or {}
     return " T1 was tried and not chosen." if choice.get("anneal_updates") == 0 else ""
 
 
 def percent(part: float) -> str:
-    """`29%`; 0% where it would be -0%."""
+    """`29%`; 0% instead of -0%."""
     return f"{round(part, 2) + 0:.0%}"
 
 
 def best(lines: Lines, names: Sequence[str]) -> str:
-    """Of these arms the one with the lowest mean error at K = 4, among those that have all seeds."""
+    """The arm with the lowest mean error at K = 4, of those named that have all seeds."""
     found = {arm.label: values(lines, FOUR, arm) for arm in FOUR.arms if arm.name in names}
     means = {label: own.mean for label, own in found.items() if len(own.by_seed) == len(FOUR.seeds)}
     label = min(means, key=means.__getitem__, default="")

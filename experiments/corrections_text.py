@@ -1,7 +1,7 @@
 """Corrections of late gradients on text: a transformer in 8 stages with AdamW and Muon, and how gaps grow with K.
 
-What counts is how many tokens an arm needs for the loss that BP has at the end of its tokens. corrections.md has what
-was fixed before the first run.
+The measure is how many tokens an arm needs to reach BP's final loss. corrections.md has the rules that were fixed
+before the first run.
 """
 
 import sys
@@ -31,9 +31,9 @@ from experiments.tuning.texts import (
 from experiments.tuning.tokens import TIMES, of_name, times_at_end, times_bp, times_words, values
 from experiments.tuning.verdicts import Scale, Verdict
 
-GAIN = 0.02  # nats per byte: a smaller gain is none
+GAIN = 0.02  # nats per byte: the smallest gain that counts
 NATS = Scale("nats", GAIN, digits=3)
-MOST = {"within": 1.1, "within-1.27": 1.27}  # times BP's tokens; the first is the issue's aim
+MOST = {"within": 1.1, "within-1.27": 1.27}  # factors on BP's tokens; the first is the issue's aim
 
 AT_END = f"tokens of {STEPS:,} steps / BP's to the same loss"
 HEADS = (
@@ -47,7 +47,7 @@ OF_GROWTH = ("arm", *(f"K = {K}" for K in STAGES), "chosen", "command")
 
 
 def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
-    """Whether the published claim holds here, by the registered rule; None where there is no claim."""
+    """Whether the published claim holds here, by the registered rule; None if there is no claim."""
     if not arm.claim:
         return None
     if said := part.beyond(arm):
@@ -82,18 +82,18 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
 
 
 def own_bp(arm: Arm) -> str:
-    """BP with the arm's optimizer; of BP itself, this is the arm."""
+    """The BP arm with the arm's optimizer; for BP, the arm itself."""
     return arm.name if arm.name.startswith("bp") else arm.reference
 
 
 def full_label(arm: Arm) -> str:
-    """With the optimizer, where the label does not name it."""
+    """The arm's label, with the optimizer if the label does not name it."""
     optimizer = arm.flags["optimizer"]
     return arm.label if optimizer in ("nadam", "rotation") else f"{arm.label}, {optimizer}"
 
 
 def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
-    """An arm's gaps by K. first: the part of one K that has the arm; the others differ in K alone."""
+    """An arm's gaps by K. first: the part of one K that has the arm; the other parts differ in K alone."""
     cells, marks = [], markdown.marks(lines)
     for K in STAGES:
         part = next((each for each in PARTS if each.name == f"grow{K}" and arm in each.arms), None)
@@ -115,7 +115,8 @@ def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
 
 
 def goal(lines: Lines) -> str:
-    """The arm with the fewest tokens to its BP's loss; where none reaches it with all seeds, the nearest by loss."""
+    """The arm with the fewest tokens to its BP's loss. If none reaches this loss with all seeds: the arm nearest to
+    it."""
     whole = [
         (full_label(arm), times_bp(lines, part, arm), behind(lines, part)[arm.label])
         for part in AT_EIGHT
@@ -144,7 +145,7 @@ def blocks(lines: Lines) -> Mapping[str, str]:
 
 
 def behind(lines: Lines, part: Part, called: Callable[[Arm], str] = lambda arm: arm.label) -> dict[str, list[float]]:
-    """What the arm is called -> test loss minus BP's, of each seed that both have."""
+    """{label: test loss minus BP's, for each seed that both have}."""
     found = {}
     for arm in part.arms:
         minus = values(lines, part, arm).minus(of_name(lines, part, arm.reference)).by_seed
@@ -154,14 +155,14 @@ def behind(lines: Lines, part: Part, called: Callable[[Arm], str] = lambda arm: 
 
 
 def with_diverged(lines: Lines, part: Part) -> dict[str, list[float]]:
-    """`behind` for a picture: an arm of which runs have diverged says so, also where no run is left."""
+    """`behind` for a picture: the label of an arm says how many runs have diverged, even if no run is left."""
     found = behind(lines, part)
     lost = {arm.label: len(values(lines, part, arm).diverged) for arm in part.arms if not arm.name.startswith("bp")}
     return {pictures.bar_label(name, lost[name]): found.get(name, []) for name in lost if name in found or lost[name]}
 
 
 def picture(lines: Lines, path: Path) -> None:
-    """Two: the arms at K = 8, and beside it, `_growth`, their gaps over K."""
+    """Draws two pictures: the arms at K = 8, and in a second file (`_growth`) their gaps over K."""
     title = f"A transformer on text, {TARGET_STEPS:,} steps: test loss minus BP's (mean, and each seed)"
     label = "nats per byte behind BP with the same optimizer (NAdam: with AdamW)"
     groups: dict[str, dict[str, list[float]]] = {}

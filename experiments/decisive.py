@@ -1,7 +1,7 @@
 """Does FDG catch up with BP as runs get longer, and does shrinking repair staleness? A registered experiment, K = 4.
 
-ResNet-8 on CIFAR-10 averaged to 16x16 is small enough for two CPU cores to ask this of 5, 20 and 80 epochs with five
-seeds. decisive.md has what was fixed before the first run; `decision/rules.py` computes the verdicts by it.
+ResNet-8 on CIFAR-10 averaged to 16x16 is small enough to run 5, 20 and 80 epochs with five seeds on two CPU cores.
+decisive.md has the rules that were fixed before the first run; `decision/rules.py` computes the verdicts.
 """
 
 import sys
@@ -18,7 +18,7 @@ from experiments.harness.table_command import main
 
 BATCH = 128
 SHARED = {"batch_size": BATCH, "K": 4, "warmup": "on"}
-SPLITS = {"resnet8": "1,2,3", "resnet20": "2,4,7"}  # what `balanced` gives, at 16x16 and at 32x32
+SPLITS = {"resnet8": "1,2,3", "resnet20": "2,4,7"}  # the cuts of `balanced` at 16x16 and at 32x32
 ARMS: dict[str, dict[str, Any]] = {
     BP: {"method": "bp", "engine": "delay-line"},
     STALE: {"method": "fdg", "beta": 1.0, "engine": "delay-line"},
@@ -36,7 +36,7 @@ LABELS = {
 
 
 class Part(NamedTuple):
-    """Runs of one length of one network. evaluate_every: epochs; it changes no training."""
+    """Runs of one network with one length. evaluate_every: in epochs; it does not change the training."""
 
     model: str
     dataset: str
@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
 
 FOUR, SEEDS = (BP, STALE, SHRUNK, SCALED), (0, 1, 2, 3, 4)
-# In the order in which they decide. Within a part the runs go seed by seed, so that whatever is finished is balanced.
+# In order of importance. Within a part the runs go seed by seed, so that unfinished tables are balanced.
 PARTS = (
     Part("resnet8", "cifar10_16", MIDDLE, 4, (*FOUR, FROZEN), SEEDS),
     Part("resnet8", "cifar10_16", SHORT, 1, FOUR, SEEDS),
@@ -76,29 +76,29 @@ PARTS = (
 )
 RUNS = tuple(run for part in PARTS for run in part.runs)
 SMALL, LARGE = sorted(PARTS[:3], key=lambda part: part.epochs), PARTS[3]
-SHOWN = (*SMALL, LARGE)  # from the shortest to the longest, and then the other network
+SHOWN = (*SMALL, LARGE)  # from the shortest to the longest, then the other network
 NETWORKS = {"resnet8": "ResNet-8, 16x16", "resnet20": "ResNet-20, 32x32"}
 
 HEADS = (
     "network", "epochs", "updates", "arm", "n", "test error %, mean", "standard deviation", "by seed",
     "minus BP, by seed: mean (95% interval)", "command",
 )  # fmt: skip
-CLAIMS = (  # what is claimed, the rule, and its bounds in short; decisive.md has them in full
+CLAIMS = (  # the claim, the rule, and its bounds in short; decisive.md has them in full
     ("Shrinking helps: β = 0.3 errs less than β = 1", rules.shrinking_helps,
      f"confirmed above 0, refuted below {rules.GAIN:g}"),
     ("The gap to BP closes with length", rules.gap_closes,
      f"confirmed below {rules.LEVEL:g} if the gap has surely fallen, refuted above {rules.LEVEL:g}"),
     ("The lower stages learn", rules.lower_stages_learn, f"confirmed above {rules.FAR:g}, refuted below"),
 )  # fmt: skip
-# What decisive.md predicts for 5, 20 and 80 epochs of ResNet-8 and 30 of ResNet-20, in percent or percentage points.
-PREDICTED: dict[tuple[str, str | None], tuple[float | None, ...]] = {  # (arm, what is taken off)
+# The predictions of decisive.md for 5, 20 and 80 epochs of ResNet-8 and 30 of ResNet-20, in percent or points.
+PREDICTED: dict[tuple[str, str | None], tuple[float | None, ...]] = {  # (arm, the arm subtracted from it)
     (BP, None): (33, 24.5, 20.5, 9.5),
     (STALE, BP): (6, 2.2, 0.9, 1.2),
     (SHRUNK, BP): (3, 0.8, 0.3, 0.5),
     (SCALED, BP): (0.5, -0.4, -0.4, None),
     (FROZEN, SHRUNK): (None, 13, None, None),
 }
-ALSO_SHOWN = ((STALE, SHRUNK), (SHRUNK, SCALED))  # differences that nothing was predicted of
+ALSO_SHOWN = ((STALE, SHRUNK), (SHRUNK, SCALED))  # differences without a prediction
 
 
 def seeds(lines: Lines, part: Part, arm: str) -> Seeds:
@@ -107,7 +107,7 @@ def seeds(lines: Lines, part: Part, arm: str) -> Seeds:
 
 
 def errors_of(lines: Lines) -> rules.Errors:
-    """The results of ResNet-8 as the rules want them."""
+    """The results of ResNet-8 in the form that the rules read."""
     return {arm: {part.epochs: seeds(lines, part, arm) for part in SMALL if arm in part.arms} for arm in ARMS}
 
 
@@ -120,7 +120,7 @@ def row(lines: Lines, part: Part, arm: str) -> list[str]:
 
 
 def verdicts(lines: Lines) -> Mapping[str, str]:
-    """What the registered rules say: of the paper's claim, and a table of its parts and of what shrinking gains."""
+    """The registered verdicts: on the paper's claim, and a table of its parts and of the gain by shrinking."""
     errors = errors_of(lines)
     claims = [(what, rule(errors), bounds) for what, rule, bounds in CLAIMS]
     gains = (
@@ -135,7 +135,7 @@ def verdicts(lines: Lines) -> Mapping[str, str]:
 
 
 def differences(lines: Lines) -> str:
-    """A table: what was predicted of each length, and what was found."""
+    """A table of the predicted and the measured numbers for each length."""
     unpredicted: dict[tuple[str, str | None], tuple[None, ...]] = dict.fromkeys(ALSO_SHOWN, (None,) * 4)
     rows = []
     for (arm, other), values in (PREDICTED | unpredicted).items():
@@ -149,12 +149,12 @@ def differences(lines: Lines) -> str:
 
 
 def as_predicted(value: float | None, other: str | None) -> str:
-    """A predicted error, or difference to another arm, as decisive.md has it."""
+    """A predicted error, or difference to another arm, in the format of decisive.md."""
     return "" if value is None else f"{value:+g}" if other else f"{value:g}"
 
 
 def points(lines: Lines, parts: tuple[Part, ...]) -> dict[str, dict[int, list[float]]]:
-    """arm -> updates -> the error minus BP's of every seed."""
+    """{arm: {updates: the error minus BP's for every seed}}."""
     found: dict[str, dict[int, list[float]]] = {}
     for part in parts:
         for arm in part.arms[1:]:
@@ -177,7 +177,7 @@ def blocks(lines: Lines) -> Mapping[str, str]:
     return {"table": markdown.table(HEADS, rows), "differences": differences(lines), **verdicts(lines)}
 
 
-# `differences`, whose base arm is one of these, keeps its runs in the same place.
+# `differences` keeps its runs in the same place, as its base arm is one of these.
 TABLE = Table("decisive", RUNS, blocks, picture, diverging=True, shares="decisive")
 
 if __name__ == "__main__":

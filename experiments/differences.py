@@ -1,7 +1,7 @@
-"""Where this reading of the paper differs from the authors' code, and what each difference changes. Registered.
+"""The differences between this package and the authors' code, and the effect of each. Registered.
 
-Every arm changes one thing against FDG with β = 0.3 in the runs of 20 epochs of `decisive` (ResNet-8 on CIFAR-10
-averaged to 16x16, K = 4), whose first three seeds are the base. Both tables keep their runs in one place.
+The base is FDG with β = 0.3 in the runs of 20 epochs of `decisive` (ResNet-8 on CIFAR-10 averaged to 16x16, K = 4),
+with the first three seeds. Every arm changes one thing. Both tables keep their runs in one place.
 """
 
 import sys
@@ -21,14 +21,14 @@ IMAGES = 50_000
 
 
 class Difference(NamedTuple):
-    """One difference, as its row has it.
+    """One difference: a row of the table.
 
-    what: in one or two words.
-    theirs: what the authors' code does; the files are those of ZHUANGHP/FDG unless it says otherwise.
-    ours: what this package does.
-    changed: the options in which the arm differs from the base; empty if there is no arm. `engine` is no difference
-        of its own (see WORDS).
-    note: how the arm is to be read, or why there is none.
+    what: a name of one or two words.
+    theirs: the behaviour of the authors' code; files are those of ZHUANGHP/FDG unless another source is named.
+    ours: the behaviour of this package.
+    changed: the options in which the arm differs from the base; empty if there is no arm. `engine` is no difference by
+        itself (see WORDS).
+    note: how to read the arm, or why there is none.
     """
 
     what: str
@@ -93,7 +93,7 @@ ARMS = {
         "A window of 6 does not fit the 4x4 map of 16x16 images: the top left 3x3, which is the same share of the map.",
     ),
 }  # fmt: skip
-SAME = "no-drain"  # trains as the base does, but for the last updates
+SAME = "no-drain"  # trains like the base, except for the last updates
 WITHOUT_ARM = (
     Difference(
         "scale of the inputs",
@@ -135,7 +135,7 @@ def run_of(arm: str, seed: int) -> Run:
     return Run(name, {**BASE[seed].flags, **ARMS[arm].changed})
 
 
-# Seed by seed, so that whatever is finished is balanced.
+# Seed by seed, so that unfinished tables are balanced.
 RUNS = tuple(run for seed in SEEDS for run in (BASE[seed], *(run_of(arm, seed) for arm in ARMS)))
 
 HEADS = (

@@ -1,7 +1,8 @@
 """Figures 3(a) and (b): learning curves of WRN-28-10 on CIFAR-10 by BP, DDG, FR, DGL and FDG with K = 2, 3 and 4.
 
-The pictures are not in the paper's source. Its text concludes from them that DGL and FDG are faster, so one of them
-must be over time. Here are training loss and test error, over epochs and over hours. The runs are those of Table 6.
+The pictures are not in the paper's source. The text concludes from them that DGL and FDG are faster, so one picture
+must be over time. This figure has training loss and test error, over epochs and over hours. The runs are those of Table
+6.
 """
 
 import sys
@@ -14,14 +15,14 @@ from experiments.harness import paper, pictures, printed
 from experiments.harness.run_table import Lines
 from experiments.harness.table_command import main
 
-# DDG with K = 2 is the training of FDG with beta = 1, whose curve is there.
+# DDG with K = 2 is not drawn: it is the same training as FDG with beta = 1.
 CELLS = tuple(cell for cell in table6.CELLS if cell.network == "WRN-28-10" and paper.trained(cell) == cell)
-COLOURS = {"BP": "#333333", "DDG": "#e69f00", "DGL": "#009e73", "FR": "#cc79a7", "FDG": "#0072b2"}  # for all eyes
+COLOURS = {"BP": "#333333", "DDG": "#e69f00", "DGL": "#009e73", "FR": "#cc79a7", "FDG": "#0072b2"}
 STYLES: dict[int, Any] = {1: "-", 2: "-", 3: (0, (5, 2)), 4: (0, (1, 1.5))}
 
 
 def curve(cell: printed.Cell, line: Mapping[str, Any]) -> pictures.Curve:
-    """The curve of a run. FDG with the paper's best beta has dots, all others have none."""
+    """The curve of a run. Only FDG with the paper's best beta has dots."""
     shrunk = cell.beta is not None and cell.beta < 1
     label = "BP" if cell.method == "BP" else f"{cell.method} K={cell.K}{f', beta={cell.beta:g}' if cell.beta else ''}"
     label += f": {line['test_error_percent']:.2f}%"

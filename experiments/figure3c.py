@@ -1,6 +1,6 @@
 """Figure 3(c): the test error of ResNet-20 on CIFAR-10, trained by FDG with K = 2 and various beta, as bars.
 
-The picture is not in the paper's source: only the bars that Table 3 prints as numbers are known.
+The picture is not in the paper's source. Only the bars whose numbers Table 3 prints are known.
 """
 
 import statistics

@@ -1,7 +1,7 @@
-"""What another machine changes in `corrections_images`: BP and FDG of its final runs, trained once more on a GPU.
+"""The effect of another machine on `corrections_images`: its final runs of BP and FDG, trained once more on a GPU.
 
-A GPU sums in another order than a CPU, and from the first batches on the runs part. So these are other samples of the
-same training, and their errors should be those of the CPU within what seeds differ in.
+A GPU sums in another order than a CPU, so the runs differ from the first batches on. They are other samples of the same
+training, and their errors should differ from the CPU's no more than seeds differ.
 """
 
 import sys
@@ -23,7 +23,7 @@ HEADS = (
 
 
 def of_cpu() -> Lines:
-    """The lines of `corrections_images`, from which the options of the runs are read."""
+    """The lines of `corrections_images`, which have the options of the runs."""
     return result_files.entries(corrections_images.TABLE, RESULTS)
 
 

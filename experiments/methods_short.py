@@ -1,7 +1,7 @@
 """ResNet-20 on CIFAR-10 by every method but the control scaled_bp, K = 2 and 4, for one epoch.
 
-It is not a table of the paper. Its numbers only compare methods with one another, on the same batches and with one
-recipe.
+This is not a table of the paper. Its numbers only compare methods with one another, on the same batches and with the
+same recipe.
 """
 
 import sys
@@ -15,7 +15,7 @@ from experiments.harness.table_command import main
 
 SHARED = {"dataset": "cifar10", "model": "resnet20", "epochs": 1, "batch_size": 128, "seed": 0}
 
-# What a row is called: the flags that make it. The paper's five come first, then what the repository adds.
+# Row -> its flags. The paper's five methods come first, then those that the repository adds.
 ROWS: dict[str, dict[str, Any]] = {
     "FDG, beta = 0.5": {"method": "fdg", "beta": 0.5},
     "FDG": {"method": "fdg"},

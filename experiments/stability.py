@@ -1,6 +1,6 @@
-"""How large a learning rate a stale gradient allows: of a parabola, by staleness, momentum and correction.
+"""The largest stable learning rate under stale gradients, for a parabola, by staleness, momentum and correction.
 
-Everything is linear, so eigenvalues tell the limit; and the library trains the parabola, with thousands of curvatures
+Everything is linear, so eigenvalues give the limit. The library also trains the parabola, with thousands of curvatures
 side by side, and finds the same limit.
 """
 
@@ -24,7 +24,7 @@ ARMS = {
     "combined": "anticipate, c = τ + that of spike compensation",
     "double": "anticipate, c = 2τ",
 }
-# Distinct for colour-blind readers, and by their markers without colours.
+# Distinct for colour-blind readers, and by their markers alone.
 LOOKS = {
     "none": ("#000000", "o"),
     "rate": ("#cc79a7", "D"),
@@ -61,7 +61,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def table(lines: Lines, m: float) -> str:
-    """The rows of one momentum."""
+    """The table for one momentum."""
 
     def cell(arm: str, tau: int) -> str:
         line = lines.get(f"{arm}-m{m:g}-tau{tau}")

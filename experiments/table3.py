@@ -5,8 +5,8 @@ import sys
 from experiments.harness import paper, printed
 from experiments.harness.table_command import main
 
-# As printed, rows and columns (\label{table_k_2_300}). 8.75/7.78*: of the original publication / rerun by the authors;
-# 7.92(1): FDG with beta = 1.
+# Rows and columns as printed (\label{table_k_2_300}). 8.75/7.78*: original publication / rerun by the authors. 7.92(1):
+# FDG with beta = 1.
 CELLS = printed.read(
     """
     network     | parameters | BP         | DDG        | DGL        | FR    | FDG

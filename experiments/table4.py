@@ -5,7 +5,7 @@ import sys
 from experiments.harness import paper, printed
 from experiments.harness.table_command import main
 
-# As printed, rows and columns (\label{table_cifa100}); the notation is that of table3.py.
+# Rows and columns as printed (\label{table_cifa100}); the notation is that of table3.py.
 CELLS = printed.read(
     """
     network    | parameters | BP           | DDG          | DGL    | FR     | FDG

@@ -5,8 +5,8 @@ import sys
 from experiments.harness import paper, printed
 from experiments.harness.table_command import main
 
-# As printed, rows and columns (\label{table_many_modules}); the notation is that of table3.py. BP is printed with
-# every K and is one and the same.
+# Rows and columns as printed (\label{table_many_modules}); the notation is that of table3.py. BP is printed with every
+# K, always with the same numbers.
 CELLS = printed.read(
     """
     network   | K | BP   | DDG   | DGL   | FR    | FDG

@@ -1,6 +1,6 @@
 """Table 7: images per second and the speedup over BP, with one GPU per stage for K = 2, 3 and 4.
 
-It has no training runs: `benchmarks.images_per_second` measures speeds, and ours are the lines that it added to
+This table has no training runs: `benchmarks.images_per_second` measures speeds and adds its lines to
 benchmarks/results. The speedups that the paper prints are compared with its own images per second.
 """
 
@@ -17,12 +17,12 @@ from experiments.harness.run_table import PYTHON, ROOT, Lines, Table
 from experiments.harness.table_command import main
 from fdg_jax.errors import BadInput
 
-# What the text of the section says of FDG's speedup.
+# FDG's speedup according to the text of the section.
 TEXT = {
     ("WRN-28-10", 2): 1.88, ("WRN-28-10", 3): 2.72, ("WRN-28-10", 4): 3.20,
     ("ResNet-101", 2): 1.68, ("ResNet-101", 3): 2.1, ("ResNet-101", 4): 2.3,
 }  # fmt: skip
-MODELS = {"WRN-28-10": "wrn28_10_fdg"}  # whose images have CIFAR's size, which the benchmark's have, too
+MODELS = {"WRN-28-10": "wrn28_10_fdg"}  # networks for images of CIFAR's size, as in the benchmark
 DATA = {"WRN-28-10": "CIFAR-10", "ResNet-101": "ImageNet"}
 RESULTS = ROOT / "benchmarks" / "results"
 HEADS = (
@@ -35,7 +35,7 @@ BP = {speed.network: speed.images_per_second for speed in SPEEDS if speed.method
 
 
 def speedup(speed: Speed) -> str:
-    """The printed speedup; in brackets what the text, and the table's own images per second, say otherwise."""
+    """The printed speedup; in brackets other values, from the text and from the table's own images per second."""
     if not speed.speedup:
         return ""
     text = TEXT.get((speed.network, speed.K)) if speed.method == "FDG" else None
@@ -47,7 +47,7 @@ def speedup(speed: Speed) -> str:
 
 
 def measured(folder: Path) -> dict[tuple[str, int, str], Mapping[str, Any]]:
-    """(model, K, method) -> the newest line of the benchmark that compares with BP; empty if nothing was measured."""
+    """{(model, K, method): the benchmark's newest line that compares with BP}; empty if nothing was measured."""
     found = {}
     for file in sorted(folder.glob("*.jsonl")):
         try:
@@ -60,14 +60,14 @@ def measured(folder: Path) -> dict[tuple[str, int, str], Mapping[str, Any]]:
 
 
 def plain(line: Mapping[str, Any]) -> bool:
-    """Whether a line is what `command` measures: one device per stage, the authors' cut, a quiet machine."""
+    """Whether a line was measured as by `command`: one device per stage, the authors' cut, a quiet machine."""
     sides, cut = ("bp", "ddg", "fr", "dgl", "fdg"), line["K"] == 1 or line["split"] == "paper"
     as_asked = line["side"] in sides and line["cores"] == line["K"] and line["batch_size"] == 128 and not line["xla"]
     return as_asked and cut and line["others_percent"] <= DISTURBED_PERCENT
 
 
 def command(speed: Speed) -> str:
-    """The command that measures a cell; only for CIFAR, since the benchmark's images have its size."""
+    """The command that measures a cell; only for CIFAR, since the benchmark's images have CIFAR's size."""
     if speed.network not in MODELS:
         return ""
     sides = "bp" if speed.method == "BP" else f"bp {speed.method.lower()}"

@@ -1,9 +1,9 @@
 """Theorem 1 in numbers: the expected change of the loss in one step against its bound, for many gamma, K and beta.
 
-The network is linear and its loss a quadratic, so L, M and every expectation are known exactly (theorem/quadratic).
-Training is done by the library itself (theorem/decoupled), forward first, plain SGD. Four more runs look for steps that
-the theorem as printed does not allow: three are fixed runs (one while the pipeline fills, two with a learning rate that
-falls), the fourth is a search (theorem/adversary). theorem1.md derives the corrected constants.
+The network is linear and its loss a quadratic, so L, M and every expectation are known exactly (theorem/quadratic). The
+library itself trains (theorem/decoupled), forward first, with plain SGD. Four more runs look for steps that the theorem
+as printed does not allow. Three are fixed runs (one while the pipeline fills, two with a falling learning rate); the
+fourth is a search (theorem/adversary). theorem1.md derives the corrected constants.
 """
 
 import sys
@@ -64,7 +64,7 @@ def row(run: Run, line: Any) -> list[str]:
 
 
 def broken(lines: Lines) -> str:
-    """A table of the runs that break the bound as printed: while the pipeline fills, and where the rate falls."""
+    """A table of the runs that break the bound as printed: while the pipeline fills, and with a falling rate."""
     rows = []
     for run in (run for run in (FILLING, FALLS, FALLS_ALWAYS) if run.name in lines):
         line, rates = lines[run.name], run.flags["rates"]
@@ -75,7 +75,7 @@ def broken(lines: Lines) -> str:
 
 
 def searched(lines: Lines) -> str:
-    """What the search has found."""
+    """A text on the results of the search."""
     if SEARCH.name not in lines:
         return ""
     found = lines[SEARCH.name]["found"]

@@ -27,9 +27,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--html", type=page, metavar="FILE", help="Write a page with the curves, too.")
     given = parser.parse_args(arguments)
     made = comparison.compare([run for path in given.runs for run in results.read(path)])
-    print(comparison.text(made))
     if given.html is not None:
         output.write_file("--html", given.html, comparison.page(made, given.html.parent))
+    print(comparison.text(made))
     return 0
 
 

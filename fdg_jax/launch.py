@@ -113,6 +113,9 @@ def planned(arguments: Sequence[str]) -> Namespace:
         raise BadInput(f"--grace {given.grace:g}: give a number of seconds, 0 or more.")
     if given.restart and not has_flag(words, "--run-dir"):
         raise BadInput("--restart goes on with the run in --run-dir, which is not given. Add --run-dir DIR after --.")
+    if (K := number_of_stages(words)) is not None and given.processes > K:
+        fact = f"--processes {given.processes}: each process needs a stage, and there are K={K}"
+        raise BadInput(f"{fact}. Use 1 to {K}.")
     given.words, given.cores = words, shares(given.processes, wanted_cores(given.cores))
     return given
 
@@ -200,13 +203,17 @@ def run(given: Namespace, out: "Printer", err: "Printer") -> int:
     raise AssertionError
 
 
-def stages_of(words: Sequence[str], processes: int) -> list[str]:
-    """Which stages each process computes, in words; [] where --K is not among the words."""
+def number_of_stages(words: Sequence[str]) -> int | None:
+    """The value of --K among the words; None where it is not there."""
     following = [after for word, after in itertools.pairwise(words) if word == "--K"]
     following += [word.removeprefix("--K=") for word in words if word.startswith("--K=")]
-    if not following or not following[-1].isdecimal() or int(following[-1]) < processes:
+    return int(following[-1]) if following and following[-1].isdecimal() else None
+
+
+def stages_of(words: Sequence[str], processes: int) -> list[str]:
+    """Which stages each process computes, in words; [] where --K is not among the words."""
+    if (K := number_of_stages(words)) is None:
         return []
-    K = int(following[-1])
     where = processes_of_stages(K, processes)
     ends = [(where.index(process) + 1, K - where[::-1].index(process)) for process in range(processes)]
     return [f"stage k={first}, " if first == last else f"stages k={first} to {last}, " for first, last in ends]

@@ -1,4 +1,4 @@
-"""`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and a table of their results.
+"""`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and their comparison.
 
 Each run is a training command in a process of its own, with --resume auto, one after the other or one a core. So
 whatever stopped the runs, the same command goes on with them. All combinations are checked before the first run starts.
@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import signal
-import statistics
 import sys
 import time
 from collections import deque
@@ -36,9 +35,10 @@ from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals
 from fdg_jax.options.common import Start, chosen
 from fdg_jax.options.fields import spelled, words, written
+from fdg_jax.report import comparison, results
 from fdg_jax.runs import locking, reading, run_files
 
-TABLE, SEED, MOST = "sweep.md", "seed", 1000
+PAGE, SEED, MOST = "compared.html", "seed", 1000
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
 ONCE = ("run_dir", "resume", "data_dir")  # cannot differ from run to run
 
@@ -60,6 +60,10 @@ def run(asked: CommandLine, program: Program, signals: Signals) -> int:
     if locking.holds_run(folder):
         raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
     for one in found:
+        old = folder / "-".join(f"{option}{plain(value)}" for option, value in one.chosen.items())
+        if old.exists():
+            fact = f"{old} is a run of an earlier version, whose directory is now called {one.name}"
+            raise BadInput(f"{fact}. Rename the directories to go on, or choose another --run-dir.")
         checks.check(one.options, one.given)
         left_to_do(folder / one.name, one)  # refuses a run with other options
     names = ("model", "K", "dataset", "split", *OF_MODELS)  # what check_names looks at
@@ -99,7 +103,7 @@ def combinations(asked: CommandLine, program: Program) -> Iterator[Combination]:
         raise BadInput(f"--sweep makes {runs:,} runs. Use at most {MOST:,}, and several directories for more.")
     names: dict[str, Any] = {}
     for swept_here in (dict(zip(swept, each, strict=True)) for each in itertools.product(*swept.values())):
-        name = "-".join(f"{option}{plain(value)}" for option, value in swept_here.items())
+        name = "_".join(f"{option.replace('_', '-')}-{plain(value)}" for option, value in swept_here.items())
         if len(name) > 150 or name in names:
             why = "as another one would" if name in names else "which is too long"
             fact = f"--sweep: the run with {swept_here} would have the directory {name[:60]!r}, {why}"
@@ -170,36 +174,13 @@ def planned(one: Combination, folder: Path, program: Program, start: Start) -> "
 
 
 def tell(found: Sequence[Combination], folder: Path) -> None:
-    """Prints the results by combination, and writes them, and those of each run, into sweep.md."""
-    errors = {one.name: final_error(folder / one.name) for one in found}
-    swept = [name for name in found[0].chosen if name != SEED]
-    rows, groups = [], dict[tuple[str, ...], list[str]]()
-    for one in found:  # in the order of the runs; `--sweep seed=0,1 beta=0.5,1` has those of a beta apart
-        groups.setdefault(tuple(written(one.chosen[name]) for name in swept), []).append(one.name)
-    for key, names in groups.items():
-        known = [error for name in names if (error := errors[name]) is not None]
-        summary = [statistics.median(known), min(known), max(known)] if known else []
-        numbers = [f"{number:.2f}" for number in summary] or [""] * 3
-        rows.append([*key, f"{len(known)} of {len(names)}", *numbers])
-    by_value = table([*swept, "finished", "test error %, median", "lowest", "highest"], rows)
-    by_run = table(["run", "test error %"], [[name, "" if e is None else f"{e:.2f}"] for name, e in errors.items()])
-    durable.write(folder / TABLE, f"{by_value}\n\n{by_run}\n".encode())
-    print(f"\n{by_value}\n\nThe table is in {folder / TABLE}, and each run beside it.", file=output.loud(), flush=True)
-
-
-def final_error(path: Path) -> float | None:
-    """The test error in percent of a run that has finished; None if it has not."""
-    try:
-        return reading.summary(path)["test_error_percent"] if os.path.lexists(path / run_files.SUMMARY) else None
-    except BadInput:
-        return None
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, with columns as wide as their widest entry."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = [head, ["-" * width for width in widths], *rows]
-    return "\n".join(f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True))} |" for line in lines)
+    """Compares the runs that were begun, as `fdg_jax.compare` does: prints the table, and writes the page."""
+    begun = [folder / one.name for one in found if os.path.lexists(folder / one.name / run_files.CONFIG)]
+    if not begun:
+        return
+    made = comparison.compare([results.of_directory(path) for path in begun])
+    durable.write(folder / PAGE, comparison.page(made, folder).encode())
+    print(f"\n{folder / PAGE} has the curves.\n\n{comparison.text(made)}", file=output.loud(), flush=True)
 
 
 # The runs as processes.

@@ -106,7 +106,8 @@ def test_windows_lie_on_a_grid_that_divides_an_epoch():
 
 
 def test_a_run_says_whether_the_authors_cut_the_network_so():
-    none = "the authors' code has no split of resnet20 for K=4, so stages are of about equal FLOPs"
+    way = "stages share the FLOPs as evenly as whole blocks allow"
+    none = f"the authors' code has no split of resnet20 for K=4, so {way}"
     for name, model, K, says in (
         ("paper", "resnet1202", 5, " (as in the authors' code)"),
         ("balanced", "resnet20", 4, f" ({none})"),

@@ -37,9 +37,11 @@ def test_a_row_is_compared_with_the_first_one_seed_by_seed(tmp_path):
     first = [made(tmp_path, f"a{i}", error, seed=i) for i, error in enumerate((30.0, 32.0, 31.0))]
     others = [made(tmp_path, f"b{i}", error, seed=i, beta=0.5) for i, error in enumerate((31.0, 34.0, 34.0))]
     found = compared(*first, *others, made(tmp_path, "bp", 40.0, method="bp", K=1))
-    name = "fdg, K=2, beta=0.5 against fdg, K=2"  # 1, 2, 3 points: deviation 1, 4.30265 / sqrt(3) = 2.48
-    assert found.verdict[0] == f"{name}: +2.00 (-0.48 to +4.48) points of test error, 1.00 times its images/s."
-    assert found.verdict[1].startswith("bp, K=1 against fdg, K=2: +10.00 points of test error (1 seed), ")
+    # 1, 2, 3 points: deviation 1, 4.30265 / sqrt(3) = 2.48
+    name = "Against fdg, K=2: fdg, K=2, beta=0.5 has 1.00 times the images/s"
+    said = f"{name} and +2.00 (-0.48 to +4.48) points of test error; bp, K=1 has 1.00 times the images/s"
+    assert found.verdict == f"{said} and +10.00 points of test error (1 seed)."
+    assert comparison.text(found).endswith(found.verdict)
 
 
 @pytest.mark.parametrize("other", [{"steps": 100}, {"text": "code.py"}])
@@ -193,7 +195,7 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     path = made(tmp_path, "a")
     assert compare.main([str(path), "--html", str(tmp_path / "x.html")]) == 0
     out = capsys.readouterr().out
-    assert "31.25" in out and out.splitlines()[-1] == str(tmp_path / "x.html")
+    assert "31.25" in out and out.splitlines()[0] == str(tmp_path / "x.html")
     assert (tmp_path / "x.html").read_text().startswith("<!DOCTYPE html>")
     for words, said in (
         ([str(tmp_path)], "has no config.json: it is no run directory"),

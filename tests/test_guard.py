@@ -31,10 +31,11 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted():
     plain, ours = UpdateRule(chain), UpdateRule(chain, guard=True)
     state, _ = ours.start(params)
     good, bad, worse = ({"a": jnp.asarray([1.0, value, 2.0])} for value in (0.5, np.nan, -np.inf))
-    expected = plain.new_weights(params, state.inner, good)
+    *expected, _ = plain.new_weights(params, state.inner, good)
     for grads in (good, bad, worse):
-        params, state = ours.new_weights(params, state, grads)
-        close((params, state.inner), expected, rtol=0)
+        params, state, changes = ours.new_weights(params, state, grads)
+        close([params, state.inner], expected, rtol=0)
+        assert jnp.any(changes["a"]) == (grads is good)
     assert (int(state.updates), int(state.bad), int(state.refused)) == (3, 2, 2)
 
 

@@ -99,6 +99,7 @@ def test_processes_are_pinned_and_told_where_they_share_a_core():
         ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
         ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
         ("--processes 2 --grace nan -- -c pass", "--grace nan"),
+        ("--processes 5 -- train.py --K 2", "there are K=2. Use 1 to 2."),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):

@@ -49,7 +49,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report": (*FILES, "recipe", "machine", "schedule", "checks", "pages", "explorer", "runs", *CONFIGURED),
     "compare": ("errors", "machine", "options", "report"),
     "watch": (),
-    "sweep": ("errors", "durable", "machine", "options", "config", "own_files", "config_file", "cli", "checks", "runs"),
+    "sweep": ("errors", "durable", "machine", *CONFIGURED, "config_file", "cli", "checks", "runs", "report"),
     "training": ("recipe", *BELOW_API, "api", "data", "block_times", "cli", "runs", "report", "sweep"),
     "experiments": ("machine", "report", "training"),
     "evaluate": ("errors", "options", "machine", "own_files", "training"),

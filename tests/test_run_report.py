@@ -146,6 +146,9 @@ def test_the_command_asks_for_the_same_run(words):
     assert cli.parse(rest[2:], "cifar")[0] == asked
     text = {**values, "dataset": "text", "asked": {**values, "dataset": "text"}}
     assert options_part.command(text).startswith("python -m fdg_jax.experiments.language_model --")
+    settled = {**values, "dataset": "digits", "train_size": 1438, "asked": {**values, "train_size": 3000}}
+    again = options_part.command({**settled, "xla_flags": " --a=b --c"})
+    assert again.startswith("XLA_FLAGS='--a=b --c' python -m ") and "--dataset digits --train-size 1438" in again
 
 
 def test_what_was_refused_is_shown(tmp_path):

@@ -1,4 +1,4 @@
-"""`--seeds` and `--sweep`: which runs are made, what is refused before the first one, and what the table says.
+"""`--seeds` and `--sweep`: which runs are made, what is refused before the first one, and their comparison.
 
 Here the training command is another process that makes a run directory within a moment. Real runs, stopped and gone on
 with: tests/faults/test_sweep.py.
@@ -57,7 +57,7 @@ def combinations(words):
 def test_every_combination_is_a_run_and_seeds_change_fastest():
     found = combinations("--sweep beta=0.2,1 K=2,3 --seeds 0,1 --epochs 5")
     assert len(found) == 8
-    assert [one.name for one in found[:3]] == ["beta0.2-K2-seed0", "beta0.2-K2-seed1", "beta0.2-K3-seed0"]
+    assert [one.name for one in found[:3]] == ["beta-0.2_K-2_seed-0", "beta-0.2_K-2_seed-1", "beta-0.2_K-3_seed-0"]
     assert found[2].options == Config(beta=0.2, K=3, seed=0, epochs=5)
     assert found[2].given == {"beta", "K", "seed", "epochs"}
 
@@ -129,41 +129,36 @@ def test_a_dry_run_lists_the_commands_and_starts_none(tmp_path, monkeypatch, cap
     monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a run was started"))
     assert cifar.main(["--sweep", "beta=0.5,1", "--dry-run", "--quiet", "--run-dir", str(tmp_path / "runs")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and lines[0].endswith(f"--beta 0.5 --run-dir {tmp_path}/runs/beta0.5 --resume auto")
+    assert len(lines) == 2 and lines[0].endswith(f"--beta 0.5 --run-dir {tmp_path}/runs/beta-0.5 --resume auto")
     assert not (tmp_path / "runs").exists()
 
 
-def test_runs_are_made_once_and_their_results_are_a_table(stand_in, capsys):
+def test_runs_are_made_once_and_compared(stand_in, capsys):
     told = ["--sweep", "beta=0.5,1", "--seeds", "0,1", "--steps", "1", "--run-dir", str(stand_in)]
     assert cifar.main(told) == 0
-    written = (stand_in / "sweep.md").read_text()
-    assert "| 0.5  | 2 of 2   | 5.50                 | 5.00   | 6.00    |" in written.splitlines()
-    assert "| 1    | 2 of 2   | 10.50                | 10.00  | 11.00   |" in written.splitlines()
-    assert "| beta1-seed1   | 11.00        |" in written.splitlines()
     out = capsys.readouterr().out
-    assert written.partition("\n\n")[0] in out and out.count(": started, log in ") == 4
+    assert "fdg, K=2, beta=0.5  2     5.50 (5.00 to 6.00)" in out and out.count(": started, log in ") == 4
+    assert out.splitlines()[-1].startswith("Against fdg, K=2, beta=0.5: fdg, K=2 has +5.00 ")
+    assert "5.50 (5.00 to 6.00)" in (stand_in / "compared.html").read_text()
     assert cifar.main([*told, "--quiet"]) == 0  # nothing left to do
-    assert capsys.readouterr().out.startswith("\n| beta")
+    assert capsys.readouterr().out.startswith(f"\n{stand_in / 'compared.html'} has ")
     assert cifar.main([*told, "--epochs", "7"]) == 2
     assert "--epochs 7 contradicts" in capsys.readouterr().err
 
 
-def test_the_table_has_a_row_for_each_value_also_where_seeds_are_swept_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "final_error", lambda path: float(path.name.removeprefix("seed")[0]))
-    sweep.tell(combinations("--sweep seed=0,1,5 beta=0.5,1"), tmp_path)
-    assert [line.replace(" ", "") for line in (tmp_path / "sweep.md").read_text().splitlines()[2:4]] == [
-        "|0.5|3of3|1.00|0.00|5.00|", "|1|3of3|1.00|0.00|5.00|",
-    ]  # fmt: skip
-
-
-def test_a_run_that_fails_leaves_a_gap_in_the_table_and_is_made_again(stand_in, capsys):
+def test_a_run_that_fails_is_not_compared_and_is_made_again(stand_in, capsys):
     told = ["--sweep", "beta=0.125,1", "--steps", "1", "--run-dir", str(stand_in)]
     assert cifar.main(told) == 1
     out = capsys.readouterr().out
-    assert "beta0.125: ended with exit code 1: error: made up" in out
-    assert "| 0.125 | 0 of 1   |                      |        |         |" in out.splitlines()
+    assert "beta-0.125: ended with exit code 1: error: made up" in out and out.count("fdg, K=2  1 ") == 1
     assert cifar.main(told) == 1
     assert capsys.readouterr().out.count(": started") == 1
+
+
+def test_a_sweep_of_an_earlier_version_is_refused(stand_in, capsys):
+    (stand_in / "beta1").mkdir(parents=True)
+    assert cifar.main(["--sweep", "beta=0.5,1", "--run-dir", str(stand_in)]) == 2
+    assert "is a run of an earlier version, whose directory is now called beta-1. Rename" in capsys.readouterr().err
 
 
 def test_what_is_swept_goes_before_a_file(tmp_path, capsys):

@@ -1,8 +1,9 @@
-"""Prints what short trainings end in: `python -m tools.state_hashes [WORD]`, before a change and after it.
+"""Prints the final hashes of short trainings: `python -m tools.state_hashes [WORD]`, before a change and after it.
 
-A change that should not change numbers prints the same lines: name, sha256 of the parameters, sha256 of the state.
-There are every method, both engines where the method has them, both orders, every correction and optimizer. With a
-word, only cases whose name has it. Only the public API is used, so the script runs on older and newer versions alike.
+A change that should not change numbers prints the same lines: name, sha256 of the parameters, sha256 of the state. The
+cases are every method, both engines if the method has them, both orders, every correction and optimizer. With a word,
+only cases whose name contains the word run. Only the public API is used, so the script runs on older and newer versions
+alike.
 """
 
 import itertools
@@ -17,7 +18,7 @@ import fdg_jax
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time is compiling
 fdg_jax.emulate_cpu(3)
 
-import flax.linen as nn  # noqa: E402  # the devices are asked for before JAX computes anything
+import flax.linen as nn  # noqa: E402  # the devices are requested before JAX computes anything
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -37,7 +38,7 @@ def batches(*shape: int) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-ROWS, IMAGES = batches(8, 6), batches(6, 8, 8, 3)  # K divides the second's batch
+ROWS, IMAGES = batches(8, 6), batches(6, 8, 8, 3)  # the batch of IMAGES is divisible by K
 
 
 class Part(nn.Module):
@@ -52,7 +53,7 @@ class Part(nn.Module):
 
 
 class Convolution(nn.Module):
-    """The same for images; the last gives the classes."""
+    """The same for images. The last part gives the classes."""
 
     width: int
 

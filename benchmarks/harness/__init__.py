@@ -1,1 +1,1 @@
-"""What the benchmarks share: sides, turns, clocks and tables."""
+"""The benchmarks' common code: sides, turns, clocks and tables."""

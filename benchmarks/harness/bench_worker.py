@@ -1,4 +1,4 @@
-"""One side of a comparison in a process of its own. It trains when asked to, and sleeps in between."""
+"""One side of a comparison in a process of its own. It trains on request, and sleeps in between."""
 
 import gc
 import os
@@ -32,7 +32,7 @@ from fdg_jax.training import job as jobs
 
 
 class FusedStage(Stage):
-    """A stage whose backward pass and update are one program; those of the engine are two."""
+    """A stage whose backward pass and update are one program instead of the engine's two."""
 
     def __init__(self, spec, place, **options):
         super().__init__(spec, place, **options)
@@ -84,7 +84,7 @@ class Trainer:
             dtype=side.dtype,  # type: ignore[arg-type]
             dataset="synthetic",
             epochs=1,
-            # The loss stays finite; speed does not depend on it.
+            # keeps the loss finite; the speed does not depend on the rate
             **{"learning_rate": 0.01, **own_defaults(side.training.get("optimizer", "sgd"))},
             **side.options,
             **side.training,
@@ -93,7 +93,7 @@ class Trainer:
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
         self.prepare_cpu(side)
-        convolution.PLAIN = side.layers == "plain"  # for the life of this process: programs are traced when first used
+        convolution.PLAIN = side.layers == "plain"  # for the whole process: programs are traced at first use
         with ExitStack() as stack:
             if side.update == "fused":
                 stack.enter_context(mock.patch.object(configuration, "Stage", FusedStage))
@@ -107,15 +107,16 @@ class Trainer:
         self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
 
     def prepare_cpu(self, side: Side) -> None:
-        """Settles threads and CPU devices before JAX starts, as the training command does."""
+        """Sets threads and CPU devices before JAX starts, like the training command."""
         jobs.prepare_cpu()
 
     def run(self, batches: int) -> dict[str, float]:
-        """Trains on so many batches and waits until everything is computed. Where a dispatch takes many batches (the
-        delay line on an accelerator), whole dispatches, so that only one program is compiled: `batches` says how many.
+        """Trains on so many batches and waits until everything is computed. If a dispatch takes many batches (the delay
+        line on an accelerator), only whole dispatches are made, so that one program is compiled; `batches` in the
+        answer is their number of batches.
         """
         data, pipeline = self.job.dataset, self.job.pipeline
-        assert isinstance(data, Dataset)  # made-up images, in memory
+        assert isinstance(data, Dataset)  # synthetic images, in memory
         window = self.job.options.window or 1
         dispatches, each = (-(-batches // window), window) if window > 1 else (1, batches)
         size = (dispatches, each, self.job.options.batch_size)
@@ -126,15 +127,15 @@ class Trainer:
                 pipeline.train(data.train_images, data.train_labels, rows)
             pipeline.wait()
             losses = pipeline.losses(wait=True)
-            return losses[-1].loss if losses else 0.0  # none yet: the pipeline is being filled
+            return losses[-1].loss if losses else 0.0  # no loss yet while the pipeline fills
 
         return {**clocked(train), "batches": dispatches * each}
 
     def memory(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches and reports what is alive afterwards.
+        """Trains on so many batches and reports the live arrays afterwards.
 
-        resident_bytes is the memory of the process, files and threads are how many it has; None if the system does not
-        report it.
+        resident_bytes is the memory of the process; files and threads are their numbers. They are None if the system
+        does not report them.
         """
         result = self.run(batches)
         gc.collect()
@@ -153,7 +154,7 @@ class Trainer:
     def held(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (two updates at least) and counts the bytes of arrays between two operations.
 
-        Returns: the most that was predicted, and the most that there was; {} where it is not predicted.
+        Returns: the predicted and the measured maximum; {} if there is no prediction.
         """
         engine = self.job.pipeline.engine
         if not memory.predict(engine) or not isinstance(engine, host_engine.HostEngine):
@@ -168,8 +169,8 @@ class Trainer:
     def operations(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (whole updates), after a first one that does not count, one operation at a time.
 
-        Returns: the time of each operation (benchmarks.harness.operation_times), and for how long the process was busy;
-        {} if many operations are one program.
+        Returns: the time of each operation (benchmarks.harness.operation_times), and the busy time of the process; {}
+            if many operations are one program.
         """
         busy = time.process_time()
         data, engine, options = self.job.dataset, self.job.pipeline.engine, self.job.options
@@ -218,5 +219,5 @@ def open_files() -> int | None:
 
 
 if __name__ == "__main__":
-    compile_cache.enable()  # as the training command does
+    compile_cache.enable()  # as in the training command
     sys.exit(serve(Trainer))

@@ -1,4 +1,4 @@
-"""Processes of benchmarks and experiments that can be asked, and that end with this one (fdg_jax.machine.child).
+"""Child processes of benchmarks and experiments that answer questions and end with this one (fdg_jax.machine.child).
 
 A question and its answer are a line of JSON each, on a process's standard input and output.
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class ChildFailed(Exception):
-    """A process ended with an error, or without the answer that it owed."""
+    """A process ended with an error, or without an expected answer."""
 
 
 def say(text: str) -> None:
@@ -26,13 +26,14 @@ def say(text: str) -> None:
 
 
 class Child(child.Child):
-    """A process that can be asked. Arguments: those of fdg_jax.machine.child.Child; it starts in the repository."""
+    """A child process that answers questions. Arguments as for fdg_jax.machine.child.Child; it starts in the
+    repository."""
 
     def __init__(self, words: Sequence[str], name: str = "", **options: Any):
         super().__init__(words, name, folder=ROOT, **options)
 
     def failure(self) -> ChildFailed:
-        """What to raise for a process that has ended too early, or with an error."""
+        """The exception for a process that has ended too early, or with an error."""
         said = f"it said last: {child.last_line(self.log)}" if self.log else "what it said is above"
         return ChildFailed(f"{self.name} ended with exit code {self.process.wait()}; {said}")
 
@@ -43,10 +44,10 @@ class Child(child.Child):
             self.process.stdin.write(json.dumps(what) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # answer() says what happened
+            pass  # answer() raises the error
 
     def answer(self) -> Any:
-        """The next answer. Raises ChildFailed if the process has ended, BadInput if it refuses what it was given."""
+        """The next answer. Raises ChildFailed if the process has ended, and BadInput if it has refused its input."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
@@ -62,16 +63,16 @@ class Child(child.Child):
 
 
 def ask_all(children: Sequence[Child], what: Any) -> list[Any]:
-    """Asks all of them at once. Returns their answers."""
+    """Sends a question to all children at once. Returns their answers."""
     for one in children:
         one.tell(what)
     return [one.answer() for one in children]
 
 
 def run(*words: str, **options: Any) -> str:
-    """Runs a process to its end; returns what it printed ("" if that went to a log). Arguments as those of `Child`.
+    """Runs a process to its end and returns its output ("" if it has a log). Arguments as for `Child`.
 
-    Raises: ChildFailed. BadInput where its exit code is 2 and it has no log.
+    Raises: ChildFailed. BadInput if the exit code is 2 and there is no log.
     """
     with Child(words, **options) as one:
         said = one.process.communicate()[0] or ""

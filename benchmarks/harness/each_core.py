@@ -1,6 +1,7 @@
-"""Independent processes of a side, all at once: on a CPU one per core, the most that the machine itself allows.
+"""Independent processes of a side, all at once: on a CPU one per core, to find the limit of the machine itself.
 
-Cores share caches and memory bandwidth, so two of them need not be twice as fast as one. On a GPU they share it.
+Cores share caches and memory bandwidth, so two of them need not be twice as fast as one. On a GPU, the processes share
+the device.
 """
 
 import dataclasses
@@ -16,13 +17,13 @@ from benchmarks.harness.turns import Worker
 
 
 class EachCore(Ranks):
-    """Trainers that train at the same time. `batches` are those of all; all do as much, which may be more."""
+    """Trainers that train at the same time. `batches` is the total. It is shared out evenly and rounded up."""
 
     def __init__(self, side: Side):
         cores = sorted(os.sched_getaffinity(0))
         shares = [cores] * side.copies if side.device == "gpu" else [[core] for core in cores]
         alone = dataclasses.replace(side, cores=len(shares[0]), copies=1, worker=OUR_WORKER, xla="")
-        # The XLA flags are in this process's environment, which the others inherit.
+        # The other processes inherit the XLA flags from this process's environment.
         super().__init__([Worker(alone, share) for share in shares])
 
     def run(self, batches: int) -> dict[str, Any]:

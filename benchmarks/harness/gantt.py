@@ -13,9 +13,9 @@ COLOURS |= {UNMADE: "#d9d9d9", AWAY: "#e41a1c", HOST: "#a6cee3"}
 WORDS = {"F": "forward", "B": "backward", "U": "update", "S": "synthesizer's step", "enter": "entry, augmentation"}
 WORDS |= {"send": "message on its way", **WAITING}
 OTHER = "#56b4e9"
-MOST_IN_A_ROW = 8  # of the legend
+MOST_IN_A_ROW = 8  # entries per row of the legend
 
-Row = tuple[int, int]  # (k, 0) of stage k, (k, j) of the link from k to j
+Row = tuple[int, int]  # (k, 0): stage k; (k, j): the link from k to j
 
 
 def row_of(event: Event) -> Row:

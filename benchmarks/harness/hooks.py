@@ -1,4 +1,4 @@
-"""The one way into a running pipeline: every dispatch of its host loop goes through a function of the benchmark's."""
+"""The hook into a running pipeline: every dispatch of its host loop goes through a function of the benchmark."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,11 +15,11 @@ class Call(NamedTuple):
     what: an operation's kind ("F", "B", ...); "U", an update within an operation; "send", a message from stage to
         stage; "fill", one that enters; "enter", a batch, and the tick that follows; "loss", a loss to its reader;
         "tell", a loss or a count to all processes.
-    k: the stage; of a message the one that receives it.
+    k: the stage; for a message the receiving stage.
     batch: the number of the batch or micro-batch.
-    address, sender: of a message where it goes, and the operation that sends it.
-    message: what is sent, told or enters.
-    like: of "tell", its shape.
+    address, sender: for a message, its target and the operation that sends it.
+    message: the value that is sent, told or entered.
+    like: for "tell", the shape of the value.
     """
 
     what: str
@@ -31,12 +31,12 @@ class Call(NamedTuple):
     like: Any = None
 
 
-Hook = Callable[[Call, Callable[[], Any]], Any]  # (call, dispatch) -> what dispatch() has returned
+Hook = Callable[[Call, Callable[[], Any]], Any]  # (call, dispatch) -> the result of dispatch()
 
 
 @contextmanager
 def around(engine: HostEngine, hook: Hook) -> Iterator[None]:
-    """A context in which the engine makes every dispatch by the hook."""
+    """A context in which the engine makes every dispatch through the hook."""
     loop, transport = engine.loop, engine.transport
     send, on_loss, step, tell = loop.send, loop.on_loss, loop.feed, transport.tell
 
@@ -71,5 +71,5 @@ def around(engine: HostEngine, hook: Hook) -> Iterator[None]:
 
 
 def is_operation(call: Call) -> bool:
-    """Whether a stage computes: F, B and a method's own, and no update within one."""
+    """Whether the call is an operation of a stage: F, B or a method's own, but not an update within one."""
     return call.what not in ("U", "send", "fill", "enter", "loss", "tell")

@@ -1,7 +1,7 @@
-"""Several hosts on one machine: network namespaces of Linux, joined by wires that can be cut and made slow.
+"""Several hosts on one machine: Linux network namespaces, joined by wires that can be cut and slowed down.
 
 A namespace has its own interfaces, addresses and ports, so a process in it reaches the others over the network only.
-The bridges lie in a namespace of their own, the switch. Nothing is changed outside these namespaces, and removing them
+The bridges are in a namespace of their own, the switch. Nothing is changed outside these namespaces, and removing them
 removes everything.
 
     Hosts(3)                   a wire from each host to one bridge
@@ -26,17 +26,17 @@ from fdg_jax.schedule.simulator import Link
 NAMED = "fdgjax"  # namespaces are called fdgjax-<process id>-<name>
 TOOLS = ("ip", "tc", "nsenter")
 NAMES = Path("/run/netns")
-BURST_SECONDS = 1e-3  # of a token bucket: it may lag behind so long, and catches up
+BURST_SECONDS = 1e-3  # of a token bucket: the longest lag that it catches up
 LEAST_BURST = 2**17  # bytes: two packets of the largest size
-QUEUE_BYTES = 2**26  # that wait for a token bucket
-# Bytes of a packet where there is a relay, which handles them one by one. It is the same for both ways, because the two
+QUEUE_BYTES = 2**26  # the most bytes that wait for a token bucket
+# Bytes of a packet with a relay, which handles packets one by one. Both directions have the same size, because the two
 # ends of a connection agree on it when they connect.
 LARGE_PACKETS = "65000"
 WIRE, DELAYED = "wire", "delayed"  # interfaces of a host: to the bridge, and to the relay
 
 
 def missing() -> str:
-    """Why there can be no such hosts here; "" if there can."""
+    """Why such hosts cannot be made on this machine; "" if they can."""
     if not sys.platform.startswith("linux"):
         return "network namespaces are Linux's"
     if absent := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -52,7 +52,7 @@ def missing() -> str:
 
 
 def relay_missing() -> str:
-    """Why there can be no latency here; "" if there can."""
+    """Why latency cannot be added on this machine; "" if it can."""
     return missing() or ("" if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "there is no /dev/net/tun to open")
 
 
@@ -62,14 +62,14 @@ def ip(*words: str) -> None:
 
 
 def run(*words: str) -> None:
-    """Runs a command. Raises BadInput with what it said if it fails."""
+    """Runs a command. Raises BadInput with its output if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BadInput(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}. Is this root on Linux?")
 
 
 def sweep() -> None:
-    """Removes the namespaces of processes that were killed before they could."""
+    """Removes the namespaces that killed processes have left behind."""
     for path in NAMES.glob(f"{NAMED}-*"):
         owner = path.name.split("-")[1]
         if not (owner.isdecimal() and os.path.exists(f"/proc/{owner}")):
@@ -80,13 +80,13 @@ class Hosts:
     """Hosts 0, 1, ... with the addresses 10.77.0.1, 10.77.0.2, ... A context that removes them.
 
     Arguments:
-        count: how many, 2 to 200.
-        pairwise: whether each two have a wire of their own.
-        relay: whether there is a second way between them, with latency.
-        settings: of the network in each host, e.g. {"net.ipv4.tcp_wmem": "4096 16384 4194304"}.
+        count: how many hosts, 2 to 200.
+        pairwise: whether each pair has its own wire.
+        relay: whether there is a second path between them, with latency.
+        settings: network settings of each host, e.g. {"net.ipv4.tcp_wmem": "4096 16384 4194304"}.
 
     Raises:
-        BadInput: they cannot be made.
+        BadInput: the hosts cannot be made.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Hosts:
                 ip("netns", "add", name)
                 ip("-n", name, "link", "set", "lo", "up")
             for name, address in zip(self.names, self.addresses, strict=True):
-                ip("-n", name, "address", "add", f"{address}/32", "dev", "lo")  # whatever the way to it
+                ip("-n", name, "address", "add", f"{address}/32", "dev", "lo")  # the address of the host, on any path
                 for key, value in (settings or {}).items():
                     run(*entering(name), "sysctl", "-q", "-w", f"{key}={value}")
             self.connect(large=relay)
@@ -129,11 +129,11 @@ class Hosts:
                 subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
     def inside(self, number: int) -> list[str]:
-        """What comes in front of a command so that it runs on a host."""
+        """The words in front of a command that run it on a host."""
         return entering(self.names[number])
 
     def connect(self, large: bool) -> None:
-        """Lays the wires. large: whether they take large packets."""
+        """Makes the wires. large: whether they carry large packets."""
         if self.pairwise:
             for a, b in combinations(range(self.count), 2):
                 self.bridge(f"b{a}-{b}")
@@ -152,7 +152,7 @@ class Hosts:
         ip("-n", self.switch, "link", "set", name, "up")
 
     def plug(self, number: int, interface: str, bridge: str, large: bool) -> None:
-        """Lays a wire from an interface of a host to a bridge."""
+        """Makes a wire from an interface of a host to a bridge."""
         host, port = self.names[number], f"{number}-{interface}"
         ip("-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", host)
         for name, plugged in ((self.switch, port), (host, interface)) if large else ():
@@ -161,7 +161,8 @@ class Hosts:
         ip("-n", host, "link", "set", interface, "up")
 
     def lead(self, number: int, interface: str) -> None:
-        """Makes a host reach all others through an interface. interface: {} in it stands for the other's number."""
+        """Routes a host's packets to all others through an interface. interface: {} in it is replaced by the other's
+        number."""
         for other, address in enumerate(self.addresses):
             if other != number:
                 way = ["dev", interface.format(other), "src", self.addresses[number]]
@@ -180,9 +181,10 @@ class Hosts:
         return relay
 
     def become(self, wire: Link) -> None:
-        """From now on, packets between any two hosts take the latency more, and each host sends with the bandwidth.
+        """Sets latency and bandwidth: from now on, packets between hosts are delayed, and each host sends at the
+        bandwidth.
 
-        Nothing may be on its way. Raises BadInput for a latency if there is no relay.
+        No packet may be on its way. Raises BadInput for a latency without a relay.
         """
         if wire.latency_seconds:
             if self.relay is None:
@@ -191,7 +193,7 @@ class Hosts:
         used = DELAYED if wire.latency_seconds else WIRE
         for number, host in enumerate(self.names):
             self.lead(number, used)
-            for interface in (WIRE, *([DELAYED] if self.relay else [])):  # fails where there is none
+            for interface in (WIRE, *([DELAYED] if self.relay else [])):  # fails if there is none
                 subprocess.run(["tc", "-n", host, "qdisc", "del", "dev", interface, "root"], stderr=subprocess.DEVNULL)
             if slow := wire.seconds_per_byte:
                 burst = max(LEAST_BURST, round(BURST_SECONDS / slow))
@@ -206,11 +208,11 @@ class Hosts:
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # user and system
 
     def cut(self, number: int, other: int | None = None) -> None:
-        """Cuts the wire between two hosts, or that of one to all others. What is on its way is lost."""
+        """Cuts the wire between two hosts, or from one host to all others. Packets on their way are lost."""
         port = f"{number}-{WIRE if other is None else f'to{other}'}"
         ip("-n", self.switch, "link", "set", port, "nomaster")
 
 
 def entering(name: str) -> list[str]:
-    """What comes in front of a command so that it runs in a namespace."""
+    """The words in front of a command that run it in a namespace."""
     return ["nsenter", f"--net={NAMES / name}"]

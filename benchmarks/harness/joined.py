@@ -1,6 +1,6 @@
-"""The stages of a side in processes that have joined: one process a stage, each pinned to a core of its own.
+"""The stages of a side in processes that have joined: one process per stage, each pinned to a core of its own.
 
-This process only starts them and answers for all. It sleeps while they train.
+This process only starts the others and answers for all. It sleeps while they train.
 """
 
 import json
@@ -17,12 +17,12 @@ from fdg_jax.machine.ports import hold_port
 
 HOST = "127.0.0.1"
 COORDINATOR = "FDG_JAX_COORDINATOR"  # in the environment of a rank: where rank 0 listens
-HOSTS = "FDG_JAX_HOSTS"  # in that of this process: as JSON, what comes in front of a command on each host, if any
+HOSTS = "FDG_JAX_HOSTS"  # in this process's environment: as JSON, the words in front of a command on each host, if any
 
 
 class Joined(Ranks):
-    """K processes of one pipeline that answer as one. Their hosts are those of HOSTS (benchmarks.harness.hosts), each
-    with a network of its own, and COORDINATOR is then given; else they are all on this one."""
+    """K processes of one pipeline that answer as one. With HOSTS and COORDINATOR they are on these hosts
+    (benchmarks.harness.hosts), each with a network of its own; else all are on this host."""
 
     def __init__(self, side: Side):
         hosts = json.loads(os.environ.get(HOSTS, "[]"))
@@ -32,15 +32,15 @@ class Joined(Ranks):
         super().__init__(of_stages("benchmarks.harness.joined_process", side, {**os.environ, **meeting}, hosts))
 
     def memory(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches. What is alive afterwards in each process is in `processes`."""
+        """Trains on so many batches. `processes` has the live arrays of each process afterwards."""
         start = time.perf_counter()
         return {"processes": self.ask({"memory": batches}), "seconds": time.perf_counter() - start}
 
     def recorded(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches. What each process noted meanwhile is in `processes`, in the order of the ranks.
+        """Trains on so many batches. `processes` has the recording of each process, in the order of the ranks.
 
-        loopback_bytes: what the loopback interface carried meanwhile, of whatever program, headers included; None if
-        the system does not tell.
+        loopback_bytes: the bytes on the loopback interface meanwhile, of all programs, with headers; None if the system
+            does not say.
         """
         before = loopback_bytes()
         found = self.ask({"recorded": batches})
@@ -49,7 +49,7 @@ class Joined(Ranks):
         return {"batches": batches, "loopback_bytes": carried, "processes": found}
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """The time of each operation: every process has those of its own stages, so their answers add up."""
+        """The time of each operation, merged from the processes, each of which has those of its own stages."""
         found = self.ask({"operations": batches})
         together = dict(found[0])
         for each in found[1:]:
@@ -60,7 +60,7 @@ class Joined(Ranks):
     def messages(self, tries: int) -> dict[str, Any]:
         """The seconds that a message of each kind takes alone. All processes read the same clock.
 
-        Returns: `messages`, [what, k, to, bytes, seconds of each try] of each kind.
+        Returns: `messages`, [what, k, to, bytes, seconds of each try] for each kind.
         """
         found: list[list[Any]] = []
         for kinds in zip(*(each["messages"] for each in self.ask({"messages": tries})), strict=True):
@@ -70,12 +70,12 @@ class Joined(Ranks):
         return {"messages": found}
 
     def lateness(self, tries: int) -> dict[str, Any]:
-        """By how many seconds each process sees an end late: see benchmarks.harness.recording."""
+        """The delay in seconds with which each process sees an end: see benchmarks.harness.recording."""
         return {"processes": [each["late"] for each in self.ask({"lateness": tries})]}
 
 
 def loopback_bytes() -> int | None:
-    """The bytes that this machine has sent to itself over the network so far; None if the system does not tell."""
+    """The bytes that this machine has sent to itself over the network so far; None if the system does not say."""
     try:
         lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
     except OSError:

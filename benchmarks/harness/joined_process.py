@@ -1,7 +1,7 @@
-"""One process of a pipeline of several: it trains with the others when asked to, and can note what it does meanwhile.
+"""One process of a pipeline in several processes: it trains with the others on request, and can record its operations.
 
-The processes join by `fdg_jax.join_processes`, which a program does that is started by `python -m fdg_jax.launch`. All
-else is that of `bench_worker`.
+The processes join with `fdg_jax.join_processes`, like a program that `python -m fdg_jax.launch` starts. Everything else
+is as in `bench_worker`.
 """
 
 import math
@@ -28,25 +28,26 @@ from fdg_jax.transport.exchange import copy, put
 from fdg_jax.transport.notices import Notices
 
 LEAVING_SECONDS = 5  # for the others to leave as well
-PAUSE_SECONDS = 0.15  # before a message is sent alone: longer than a way there
+PAUSE_SECONDS = 0.15  # before a message is sent alone: longer than the time of a message
 
 
 class Trainer(bench_worker.Trainer):
     """The stages of this process."""
 
     def prepare_cpu(self, side: Side) -> None:
-        """Joins the others. On its one core no operation is split over threads, as in a process for all stages."""
+        """Joins the other processes. On the one core no operation is split over threads, as in a process for all
+        stages."""
         given = os.environ.get("XLA_FLAGS", "")
         if ONE_THREAD.partition("=")[0] not in given:
             os.environ["XLA_FLAGS"] = f"{given} {ONE_THREAD}".strip()
         fdg_jax.join_processes(os.environ[COORDINATOR], int(os.environ[RANK]), side.K, side.K)
-        self.peers = JoinedPeers(int(os.environ[RANK]), side.K, math.inf, Notices())  # else each would have all stages
+        self.peers = JoinedPeers(int(os.environ[RANK]), side.K, math.inf, Notices())  # else each has all stages
 
     def recorded(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches and notes every operation and message.
+        """Trains on so many batches and records every operation and message.
 
-        Returns: `ended` (what was dispatched here, each with the time when its end was seen), `counted` (its messages),
-        `predicted` (the messages of all processes, from their shapes), processor seconds and the window's times.
+        Returns: `ended` (each dispatch of this process, with the time when its end was seen), `counted` (its messages),
+            `predicted` (the messages of all processes, from their shapes), processor seconds and the window's times.
         """
         engine = self.job.pipeline.engine
         assert isinstance(engine, HostEngine)
@@ -66,10 +67,10 @@ class Trainer(bench_worker.Trainer):
         }
 
     def messages(self, tries: int) -> dict[str, Any]:
-        """Sends a message as large as each of a tick's, so often, one at a time and with no other on its way.
+        """Sends messages of the sizes in a tick, each `tries` times, one at a time and with no other on its way.
 
-        Returns: `messages`, [what, k, to, bytes, by which end this process knows it ("sent", "arrived" or neither), the
-            times of that] of each kind.
+        Returns: `messages`, for each kind [what, k, to, bytes, this process's end of it ("sent", "arrived" or neither),
+            the times at this end].
         """
         engine = self.job.pipeline.engine
         assert isinstance(engine, HostEngine)
@@ -83,7 +84,7 @@ class Trainer(bench_worker.Trainer):
         return {"messages": found}
 
     def lateness(self, tries: int) -> dict[str, Any]:
-        """By how many seconds a watcher sees an end late."""
+        """The delay in seconds with which a watcher sees an end."""
         with quick_threads():
             return {"late": lateness(tries)}
 
@@ -96,7 +97,7 @@ def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, li
     times = []
     for _ in range(tries):
         if sends:
-            time.sleep(PAUSE_SECONDS)  # the receiver has asked for it by then, as in a training
+            time.sleep(PAUSE_SECONDS)  # by then the receiver has asked for the message, as in a training
             jax.block_until_ready(content)
             times.append(time.perf_counter())
         arrived = copy(content, like, source, target)
@@ -118,7 +119,7 @@ def leave() -> None:
 
 if __name__ == "__main__":
     pin()
-    compile_cache.enable()  # as the training command does
+    compile_cache.enable()  # as in the training command
     code = serve(Trainer)
     if code == 0:
         leave()

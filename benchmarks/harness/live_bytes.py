@@ -1,4 +1,4 @@
-"""Counts the bytes of the arrays that exist while a pipeline trains, and what was predicted of them."""
+"""Counts the bytes of the arrays that exist while a pipeline trains, and computes the prediction for them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,13 +19,14 @@ def buffers() -> dict[tuple[Any, int], int]:
 
 
 class Watch:
-    """Finds the most bytes on each device while it looks. `hook` looks before every operation, and counts stashes.
+    """Finds the most bytes of arrays on each device. `hook` counts arrays and stashes before every operation.
 
-    It counts arrays that were made after it, so make it before the pipeline. of_before: it counts all others too.
+    Only arrays made after the watch are counted, so make it before the pipeline. of_before: whether earlier arrays are
+    counted too.
     """
 
     def __init__(self, of_before: bool = False) -> None:
-        # Held, so that no new array can get the place of one of them.
+        # The earlier arrays are kept alive, so that no new array gets the address of one.
         self.others = [] if of_before else jax.live_arrays()
         self.known = set() if of_before else set(buffers())
         self.most, self.stashes = Counter[Any](), Counter[int]()
@@ -52,7 +53,7 @@ class Watch:
 
 
 def predicted(engine: HostEngine) -> int:
-    """Bytes of the arrays of all devices: of each, the most that its stages hold together at one moment."""
+    """Bytes of the arrays of all devices: for each, the most that its stages hold together at one moment."""
     devices = {k: stage.place.device for k, stage in engine.stages.items()}
     now, most = Counter[int](), Counter[Any]()
     for k, moment in memory.over_time(engine):

@@ -15,8 +15,8 @@ from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, slowest
 
-# Seconds and bytes a second of one direction. PCIe 3.0 x16 gives about 12 of its 15.75 GB/s; NVLink 2.0 with two links
-# (V100, neighbours) 50 GB/s, which transfers reach to about nine tenths.
+# Seconds and bytes per second in one direction. PCIe 3.0 x16 gives about 12 of its 15.75 GB/s. NVLink 2.0 with two
+# links (V100, neighbours) has 50 GB/s, of which transfers reach about nine tenths.
 LINKS = {"none": Link(), "pcie": Link(10e-6, 1 / 12e9), "nvlink": Link(5e-6, 1 / 45e9)}
 
 
@@ -48,7 +48,7 @@ def link(text: str) -> Link:
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:
-    """A number of 0 or more times the factor of the unit after it, such as 10ms; None if the text is no such thing."""
+    """A number of 0 or more, times the factor of the unit after it, such as 10ms; None if the text has another form."""
     found = re.fullmatch(r"(\d+\.?\d*(?:e-?\d+)?)([a-zA-Z/]*)", text)
     return float(found[1]) * units[found[2]] if found and found[2] in units else None
 
@@ -88,13 +88,13 @@ def shape_of_file(blocks: int) -> str:
 def of_blocks(
     times: BlockTimes, cuts: Sequence[int], schedule: Schedule, weights: Sequence[int] = (), **machine: Any
 ) -> Machine:
-    """Makes a machine whose stages are sums of blocks. A method's `cost` says what its operations consist of.
+    """Makes a machine whose stages are sums of blocks. A method's `cost` gives the parts of its operations.
 
     Stage K has no auxiliary network. The replicas of data parallel take 1/K of the time for 1/K of a batch, and GPipe's
     micro-batches 1/M, which is the best case. The update takes the same time everywhere.
 
-    weights: bytes of each stage's. Data parallel averages them by a ring over the link after every backward pass, 2
-        (K-1)/K of them each way.
+    weights: bytes of each stage's weights. Data parallel averages gradients over the link by a ring after every
+        backward pass, which sends 2 (K-1)/K of these bytes each way.
     """
     method, K = methods.find(schedule.name), schedule.K
     bounds = list(pairwise((0, *cuts, len(times.F))))
@@ -116,12 +116,12 @@ def of_blocks(
         return taken
 
     if method.places:
-        machine["link"] = NO_LINK  # nothing else travels
+        machine["link"] = NO_LINK  # nothing else is sent
     return Machine(functools.cache(seconds), spread=method.places is not None, **machine)
 
 
 def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
-    """Makes a machine from the times that benchmarks.harness.operation_times.measure returned for that method.
+    """Makes a machine for the method `name` from its times (benchmarks.harness.operation_times.measure).
 
     cores: how many the stages share; None: one for each. A stage's messages take the measured time of sending them,
         because the process copies them.
@@ -137,7 +137,7 @@ def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None
         return max(1.0, seconds(kind, k) / one) if one else 1.0
 
     def dispatch(kind: str, k: int) -> float:
-        if kind == "send":  # whatever the message: it is one array
+        if kind == "send":  # every message is one array
             return statistics.fmean([taken for what, taken in host.items() if what.startswith("send")] or [0.0])
         return host.get(f"{kind}/{k}", 0.0)
 

@@ -1,7 +1,7 @@
-"""The messages between the processes of a pipeline: what is predicted from their shapes, and what is really sent.
+"""The messages between the processes of a pipeline: predicted from their shapes, and counted.
 
-Counted is what this process asks its transport for and what comes out of it, array by array. Predicted is what one tick
-of the schedule sends, from the shapes that the stages were checked with.
+Counted are the arrays that this process gives to its transport and gets from it. Predicted are the messages of one tick
+of the schedule, from the shapes with which the stages were checked.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from benchmarks.harness.hooks import Call, around
 from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import COUNT, HostEngine
 
-LOSS, REFUSED = "loss", "refused"  # what every process is told: a loss, the number of a stage's first refused update
+LOSS, REFUSED = "loss", "refused"  # sent to every process: a loss, the number of a stage's first refused update
 
 
 class Message(NamedTuple):
@@ -40,7 +40,7 @@ Key = tuple[str, int, int]  # what, k, to
 
 
 def together(found: Mapping[Key, Message], more: Message) -> Message:
-    """The sum of what was counted of a kind and more of it."""
+    """The counts of one kind of message, with those of `more` added."""
     key = (more.what, more.k, more.to)
     numbers = zip(found.get(key, Message(*key))[3:], more[3:], strict=True)
     return Message(*key, *(a + b for a, b in numbers))
@@ -58,7 +58,7 @@ def processes_of(engine: HostEngine) -> set[int]:
 
 @contextmanager
 def counting(engine: HostEngine) -> Iterator[dict[Key, Message]]:
-    """Within the context, what this process sends to others and receives from them is counted."""
+    """A context in which the messages that this process sends to others and receives from them are counted."""
     found, here = dict[Key, Message](), jax.process_index()
 
     def count(what: str, k: int, to: int, given: Any, arrived: Any) -> None:

@@ -17,9 +17,9 @@ from fdg_jax.training.job import cross_entropy
 class Shapes(NamedTuple):
     """Bytes of a pipeline.
 
-    memory: of the stages k = 1..K at their most (fdg_jax.engine.memory); [] if it is not predicted.
+    memory: the most of each stage k = 1..K (fdg_jax.engine.memory); [] if it is not predicted.
     messages: by (what, receiving stage).
-    weights: the network's, for each stage.
+    weights: of each stage.
     """
 
     memory: list[memory.Memory]

@@ -1,10 +1,9 @@
 """The time that each operation of a real pipeline takes by itself: the input of the simulator.
 
-The pipeline trains as usual, except that each dispatch is waited for before the next. So F, B, U and a method's own
-operations are the same programs as in the run, with the same shapes, in the same process with the same threads. (A
+The pipeline trains as usual, except that the host waits for each dispatch before the next. So F, B, U and a method's
+own operations are the same programs as in the run, with the same shapes, in the same process with the same threads. (A
 micro-batch is measured, not computed from a batch.) On several cores, each operation is measured twice: alone, when it
-may use all cores, and crowded, while other threads keep the devices of other stages computing, one for each further
-core.
+may use all cores; and crowded, while other threads keep the devices of other stages busy, one for each further core.
 """
 
 import itertools
@@ -26,9 +25,9 @@ from fdg_jax.transport.devices import Place
 
 
 class Clock:
-    """Adds up seconds by (what, k): of the host, in a dispatch, and of the device, from there until all is computed.
+    """Adds up seconds by (what, k): of the host, in a dispatch, and of the device, from then until all is computed.
 
-    It is a hook (benchmarks.harness.hooks). The update is dispatched inside B, so its shares are taken out of B's.
+    It is a hook (benchmarks.harness.hooks). The update is dispatched inside B, so its times are subtracted from B's.
     crowded(k, batch): a context in which an operation of stage k runs.
     """
 
@@ -36,10 +35,10 @@ class Clock:
         self.engine, self.crowded = engine, crowded
         self.host = defaultdict[tuple[str, int], list[float]](list)
         self.device = defaultdict[tuple[str, int], list[float]](list)
-        self.within = 0.0, 0.0  # seconds of the last call, and those of them that it waited before it began
+        self.within = 0.0, 0.0  # (seconds of the last call, seconds of it spent waiting before the dispatch)
 
     def held(self, k: int) -> Any:
-        """The arrays of a stage that its last dispatch has made or changed."""
+        """The arrays of a stage that its last dispatch made or changed."""
         stage = self.engine.stages.get(k)
         return (stage.state, stage.sum, stage.bad, list(stage.line), list(stage.stashes)[-1:]) if stage else ()
 
@@ -63,7 +62,7 @@ class Clock:
         return result
 
     def train(self, images: np.ndarray, labels: np.ndarray, row: np.ndarray) -> None:
-        """Lets a batch enter. What is done to it before the host loop is timed as well."""
+        """Lets a batch enter. The work on the batch before the host loop is timed as well."""
         self.began = time.perf_counter()
         self.engine.train(images, labels, row[None])
 
@@ -103,7 +102,8 @@ class Recorder:
 
 @contextmanager
 def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
-    """By stage, its forward and backward programs. They donate nothing, so they can run again at any time."""
+    """A context with each stage's forward and backward programs, {k: programs}. They donate nothing, so they can run
+    again at any time."""
     found: dict[int, list[Recorder]] = {}
     with ExitStack() as stack:
         for k, stage in engine.stages.items():
@@ -114,7 +114,8 @@ def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
 
 @contextmanager
 def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
-    """Lets these stages repeat their operations on their last batch all the time. The results are dropped."""
+    """A context in which these stages permanently repeat their operations on their last batch. The results are
+    dropped."""
     stop, errors = threading.Event(), list[BaseException]()
     begun = threading.Barrier(len(stages) + 1)
 
@@ -123,7 +124,7 @@ def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
             for number, program in enumerate(itertools.cycle(programs)):
                 working = program.again()
                 if number == 0:
-                    begun.wait()  # what is timed begins while this computes
+                    begun.wait()  # the timed operation begins while this computes
                 jax.block_until_ready(working)
                 if stop.is_set():
                     return
@@ -152,8 +153,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measures the mean times over the batches; they add up to a run's time.
 
-    The pipeline has to be full, and it stays so. The first row of `indices` is not timed: the process has slept while
-    others used the caches, and what is kept here for repeating takes memory that the process may not have had.
+    The pipeline must be full, and stays full. The first row of `indices` is not timed: the process has slept while
+    others used the caches, and the arrays kept for repeating take new memory.
 
     Returns: {"alone": {"host": ..., "device": ...}, "crowded": like "device" of "alone", "run_ahead": unread losses},
     where ... is seconds by "what/k" (F/1, U/2, "send x/2", "enter/1"). crowded is None if no two stages can compute at
@@ -174,7 +175,7 @@ def measure(
 
         def crowded(k: int, batch: int) -> Any:
             busy = [programs[j] for j in programs if j != k][:others]
-            # It meets their forward and their backward passes in turn.
+            # It competes with their forward and backward passes in turn.
             return crowd([[*each[batch % 2 :], *each[: batch % 2]] for each in busy])
 
         alone = times(Clock(engine))

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# As printed, rows and columns (\label{table_acceleration}): images/s (utilisation of GPU 1, ..., K in %), speedup.
-# BP is printed with every K and is one and the same.
+# Rows and columns as printed (\label{table_acceleration}): images/s (utilisation of GPU 1, ..., K in %), speedup. BP is
+# printed with every K, always with the same numbers.
 PRINTED = """
 K | method | WRN-28-10                 | ResNet-101
 1 | BP     | 188.16 (99)               | 104.3 (98)
@@ -24,9 +24,9 @@ K | method | WRN-28-10                 | ResNet-101
 
 
 class Speed(NamedTuple):
-    """What the paper prints.
+    """A speed that the paper prints.
 
-    busy: percent, for each GPU.
+    busy: utilisation of each GPU in percent.
     speedup: as printed; "" for BP.
     """
 

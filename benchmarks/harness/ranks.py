@@ -1,4 +1,4 @@
-"""A side of several processes. This one starts them and answers for all; it sleeps while they train.
+"""A side of several processes. This process starts the others and answers for all; it sleeps while they train.
 
 A window lasts from the first request until the last answer, so the time that one process waits for another counts.
 """
@@ -17,21 +17,21 @@ RANK = "FDG_JAX_RANK"  # in the environment of each process of `of_stages`: its 
 
 
 class Ranks:
-    """Processes that answer as one. They have just been started."""
+    """Newly started processes that answer as one."""
 
     def __init__(self, children: Sequence[Child]):
         self.children = children
         self.answers = [child.answer() for child in children]
 
     def ask(self, what: dict[str, int]) -> list[dict[str, Any]]:
-        """Asks all of them at once. Returns their answers."""
+        """Sends a request to all processes at once. Returns their answers."""
         return ask_all(self.children, what)
 
     def run(self, batches: int) -> dict[str, Any]:
         return self.window(batches)[0]
 
     def window(self, batches: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(the times of a window of all, the answer of each)."""
+        """(the times of a window over all processes, the answer of each)."""
         start = time.perf_counter()
         answers = self.ask({"run": batches})
         seconds = time.perf_counter() - start
@@ -51,8 +51,8 @@ def of_stages(
 
     Arguments:
         worker: the module that each of them runs.
-        environment: in which they are started, beside RANK.
-        inside: what comes in front of the command of each, e.g. to start it on another host; () is nothing.
+        environment: of the processes, besides RANK.
+        inside: the words in front of the command of each, e.g. to start it on another host; (): none.
     """
     words = side_specs.words(dataclasses.replace(side, worker=worker))
     return [

@@ -1,6 +1,6 @@
 """Records when each operation of a real run began and ended, without extra work for the devices.
 
-When an operation is dispatched, its results go to a thread of its stage, which waits for one after the other.
+When an operation is dispatched, its results go to a thread of its stage, which waits for the results one by one.
 """
 
 import queue
@@ -56,10 +56,10 @@ class Watcher:
             dispatched, arrays = item
             jax.block_until_ready(arrays)
             self.ended.append((dispatched, time.perf_counter()))
-            del item, arrays  # else memory is held until the next comes
+            del item, arrays  # else memory is held until the next item comes
 
     def stop(self) -> list[tuple[Dispatched, float]]:
-        """Ends the thread. Returns what was dispatched, each with the time when its end was seen."""
+        """Ends the thread. Returns the dispatched items, each with the time when its end was seen."""
         self.queue.put(None)
         self.thread.join()
         return self.ended
@@ -74,7 +74,7 @@ class Recording:
         self.stack.enter_context(around(engine, self.hook))
 
     def tell(self, where: Any, dispatched: Dispatched, arrays: Any) -> None:
-        """Hands the results of what was dispatched to the watcher of a stage or link."""
+        """Hands the results of a dispatch to the watcher of a stage or link."""
         if where not in self.watchers:
             self.watchers[where] = Watcher()
         self.watchers[where].queue.put((dispatched, arrays))
@@ -99,13 +99,13 @@ class Recording:
         given = dispatch()
         if call.what == "U":
             self.tell(k, Dispatched("U", k, call.batch, at), stage.state.params)
-        if call.sender and call.address and given is not None:  # None: it arrives in another process, which records it
+        if call.sender and call.address and given is not None:  # None: another process receives and records it
             sent = Dispatched("send", call.sender.k, call.batch, at, (), (call.address,), k)
             self.tell((call.sender.k, k), sent, given)
         return given
 
     def stop(self) -> list[tuple[Dispatched, float]]:
-        """Removes the watchers. Returns what was dispatched, each with the time when its end was seen."""
+        """Removes the watchers. Returns the dispatched items, each with the time when its end was seen."""
         self.stack.close()
         return [each for watcher in self.watchers.values() for each in watcher.stop()]
 
@@ -113,11 +113,11 @@ class Recording:
 def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
     """Computes when each operation began.
 
-    That is the latest of its dispatch, the previous end of its stage and the arrival of its messages. An operation
-    whose end was seen before the end of what it waited for gets no length.
+    An operation begins at the latest of its dispatch, the previous end of its stage and the arrival of its messages. If
+    its end was seen before that, its length is 0.
 
     Arguments:
-        ended: what `Recording.stop` returned.
+        ended: the result of `Recording.stop`.
     """
     arrived = {address: end for dispatched, end in ended if dispatched.what == "send" for address in dispatched.gives}
     made = {address: end for dispatched, end in ended if dispatched.what != "send" for address in dispatched.gives}
@@ -146,7 +146,7 @@ def quick_threads() -> Iterator[None]:
 
 
 def lateness(tries: int = 40) -> list[float]:
-    """By how many seconds a watcher sees an end later than a thread that polls without pause, for each try."""
+    """For each try, the seconds by which a watcher sees an end later than a thread that polls without pause."""
     watcher, found = Watcher(), []
     step = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda i, x: x @ x / 300, x))
     x = jax.device_put(np.ones((300, 300), np.float32))

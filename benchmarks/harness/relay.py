@@ -2,9 +2,9 @@
 
     python -m benchmarks.harness.relay ADDRESS...
 
-It makes a TUN device for each address and prints its name; whoever has started it moves the device to the host that has
-the address. Then it reads seconds from its standard input, a line each time: from then on, what a host sends to another
-arrives there so many seconds later, in order and complete. It ends when its input does.
+The relay makes a TUN device for each address and prints its name. The process that started the relay moves each device
+to the host with this address. Then the relay reads lines from its standard input. Each is a delay in seconds: from then
+on, packets between hosts arrive so much later, in order and complete. The relay ends when its input ends.
 """
 
 import fcntl
@@ -19,8 +19,8 @@ from collections import deque
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # of <linux/if_tun.h>
 LARGEST = 2**16  # bytes of a packet
-DESTINATION = slice(16, 20)  # where an IPv4 header has it
-AT_ONCE = 32  # packets that are read before others are written
+DESTINATION = slice(16, 20)  # its place in an IPv4 header
+AT_ONCE = 32  # packets to read before others are written
 
 
 def device(number: int) -> int:
@@ -33,7 +33,7 @@ def device(number: int) -> int:
 
 def carry(ends: dict[bytes, int]) -> None:
     """Carries packets until the input ends. ends: the file of each host's device by its address in four bytes."""
-    waiting: deque[tuple[float, int, bytes]] = deque()  # (when it is due, to which file, the packet), in that order
+    waiting: deque[tuple[float, int, bytes]] = deque()  # (due time, target file, packet), sorted by due time
     files, seconds = [sys.stdin, *ends.values()], 0.0
     while True:
         left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
@@ -65,7 +65,7 @@ def read(file: int) -> bytes:
 
 
 def main(addresses: list[str]) -> int:
-    # A network does not wait for a core on which somebody computes.
+    # A real network does not wait for a busy core.
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     carry({socket.inet_aton(address): device(number) for number, address in enumerate(addresses)})
     return 0

@@ -1,4 +1,4 @@
-"""How every benchmark runs and what it reports: flags in, a Markdown table or JSON lines out, and the exit code.
+"""The frame of every benchmark: flags in, a Markdown table or JSON lines out, and the exit code.
 
 Exit codes: 0 measured; 1 a process that was measured has died; 2 bad input; 130 Ctrl-C.
 """
@@ -20,8 +20,8 @@ from fdg_jax.machine.facts import processor_name
 from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
 
-DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on a result says so
-Given = argparse.Namespace  # what the flags of a benchmark say
+DISTURBED_PERCENT = 5.0  # of the cores' time; a result reports other processes that take more
+Given = argparse.Namespace  # the parsed flags of a benchmark
 Row = Mapping[str, Any]
 Rows = Sequence[dict[str, Any]]
 Cell = str | Callable[[Any], str]
@@ -45,7 +45,7 @@ def duration(text: str) -> float:
     return value
 
 
-# The flags that several benchmarks have: the type of a value, and what it is.
+# The common flags of several benchmarks: the type of a value, and its meaning.
 FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
     "model": (str, "any of the training command's"),
     "batch_size": (positive, "examples of a batch"),
@@ -63,10 +63,10 @@ FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def parser(name: str, doc: str | None, epilog: str | None = None, **defaults: Any) -> Parser:
-    """The argument parser of a benchmark: its docstring is the help, and --json is a flag of all.
+    """The argument parser of a benchmark. The docstring is the help; every benchmark has --json.
 
     Arguments:
-        defaults: of flags in FLAGS. One whose default is a list takes several values.
+        defaults: of flags in FLAGS. A flag with a list as default takes several values.
     """
     made = Parser(
         prog=f"python -m benchmarks.{name}", description=doc, epilog=epilog,
@@ -94,7 +94,7 @@ def folder(path: str) -> Path:
 
 
 def check_json(path: str | None) -> None:
-    """Raises BadInput before a long measurement whose result could not be written."""
+    """Raises BadInput, before a long measurement, if its result could not be written."""
     if path not in (None, "-"):
         try:
             Path(path).open("a", encoding="utf-8").close()
@@ -104,9 +104,9 @@ def check_json(path: str | None) -> None:
 
 @output.forgiving()
 def emit(rows: Sequence[Row], text: str, path: str | None, appended: bool = False) -> None:
-    """Prints the text, or the rows as JSON lines. With a path it prints the text and appends the rows to the file.
+    """Prints the text, or the rows as JSON lines. With a path, prints the text and appends the rows to the file.
 
-    What was measured gets into the file also where nobody reads the output any more.
+    The file gets the rows even if the output can no longer be written.
     """
     print(lines_of(rows) if path == "-" else text + "\n", end="", flush=True)
     if not appended:
@@ -134,7 +134,7 @@ def run(
     """The `main` of a benchmark: it reads the flags, measures the rows, prints their table and returns the exit code.
 
     Arguments:
-        module: its name; where that is "__main__", it runs at once and ends the process.
+        module: its name; if it is "__main__", the benchmark runs at once and ends the process.
         appended: `measure` itself adds each row to the file of --json.
     """
 
@@ -170,8 +170,8 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequence[Any]) -> str:
     """A Markdown table with a line for each row.
 
-    columns: heads, and what a cell shows: a format string of the row's names ("{K}", "{seconds:.1f} s"), or a function
-        of the row. Pairs where two heads are the same.
+    columns: {head: cell}, where a cell is a format string of the row's names ("{K}", "{seconds:.1f} s") or a function
+        of the row. Pairs are used if two heads are the same.
     """
     heads, cells = zip(*(columns.items() if isinstance(columns, Mapping) else columns), strict=True)
     body = [[cell.format_map(row) if isinstance(cell, str) else cell(row) for cell in cells] for row in rows]
@@ -212,7 +212,7 @@ def megabytes(size: float | None, digits: int = 2) -> str:
 
 
 def cuts(row: Row) -> str:
-    """The blocks at which later stages begin, of how many."""
+    """The blocks at which later stages begin, and the number of all blocks."""
     return ",".join(map(str, row["cuts"])) + f" of {row['blocks']}" if row["cuts"] else "none"
 
 

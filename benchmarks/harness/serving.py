@@ -1,9 +1,9 @@
-"""What the process of every side does: it trains when asked to and measures its own time.
+"""The process of every side: it trains on request and measures its own time.
 
-The first argument is its side as a JSON object. It answers once it is compiled and warm. Then it answers each line:
-{"run": n} with the time of n batches, {"operations": n} with the time of each of their operations, {"memory": n} with
-what is alive after them and {"held": n} with what is held between two operations; {} if it cannot tell. It ends when
-its input ends.
+The first argument is the side as a JSON object. The process answers once it is compiled and warm. Then it answers each
+line: {"run": n} with the time of n batches, {"operations": n} with the time of each of their operations, {"memory": n}
+with the live bytes after them and {"held": n} with the bytes held between two operations; {} if these are not known. It
+ends when its input ends.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from fdg_jax.errors import BadInput
 
 
 class Trainer(Protocol):
-    """What trains: so many batches, all computed on return; and facts about it."""
+    """A trainer: trains on so many batches, all computed on return, and reports facts about itself."""
 
     def run(self, batches: int) -> dict[str, float]: ...
 
@@ -30,7 +30,7 @@ class Trainer(Protocol):
 def serve(make: Callable[[Side], Trainer]) -> int:
     """The process of a side from start to end. Returns its exit code."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    os.dup2(2, 1)  # so that a library's output is not taken for an answer
 
     def answer(what: dict) -> None:
         answers.write(json.dumps(what) + "\n")
@@ -44,7 +44,7 @@ def serve(make: Callable[[Side], Trainer]) -> int:
         return 2
     trainer.run(2 * side.K + 2)  # compiles, and fills the pipeline
     description = dataclasses.asdict(side)
-    del description["worker"], description["interpreter"]  # how it was started
+    del description["worker"], description["interpreter"]  # these only say how the process was started
     answer({"side": description.pop("name"), **description, **trainer.about()})
     for line in sys.stdin:
         [(what, batches)] = json.loads(line).items()

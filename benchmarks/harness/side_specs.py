@@ -1,4 +1,4 @@
-"""What is compared. A side is a way to train, on a number of cores. This module needs no JAX.
+"""The sides of a comparison. A side is a way to train, on a number of cores. This module needs no JAX.
 
 A side is written NAME[:option=value]..., for example `fdg`, `fdg:split=5`, `bp:cores=2` or
 `fdg:dispatch=down:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name (K workers on K
@@ -21,8 +21,8 @@ from fdg_jax.methods import interface
 from fdg_jax.schedule import Schedule
 
 OUR_WORKER, EACH_CORE, JOINED = (f"benchmarks.harness.{name}" for name in ("bench_worker", "each_core", "joined"))
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # as the training command has it on one core
-# What differs from "K workers of that method on K cores".
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # as in the training command on one core
+# The differences from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
     "bp": {"method": "bp", "K": 1, "cores": 1},
     "bp-two-cores": {"method": "bp", "K": 1, "cores": 2},
@@ -64,16 +64,16 @@ CHOICES = {
 class Side:
     """One side of a comparison.
 
-    name: as it was asked for.
-    cores: number of cores that it is pinned to.
+    name: as given on the command line.
+    cores: number of cores to which it is pinned.
     copies: number of independent processes that train it at the same time.
-    processes: "one" for all stages, or "each" for a process a stage.
-    device: "cpu", where a core stands in for a device, or "gpu", what JAX finds.
+    processes: "one" for all stages, or "each" for a process per stage.
+    device: "cpu", where a core stands in for a device, or "gpu", as JAX finds it.
     xla: flags added to XLA_FLAGS.
     options: the method's.
-    training: what else the training command is asked for: a correction with its options, an optimizer.
+    training: other options of the training command: a correction with its options, an optimizer.
     worker: the module of its process.
-    interpreter: what runs that; "" is this one.
+    interpreter: the Python that runs the worker; "": that of this process.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Side:
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     """Reads a side.
 
-    common: K, model, batch_size, device of all sides. xla, split: for sides that name none.
+    common: K, model, batch_size, device of all sides. xla, split: for sides that do not name their own.
     """
     name, *words = text.split(":")
     preset = PRESETS.get(name) or {"method": methods.find(name).name}
@@ -116,7 +116,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     rest = {key: value for key, value in pairs if key not in own and key not in training}
     values = {**common, "xla": xla, **preset, **rest, "options": own, "training": training}
     if values.get("device") == "gpu":
-        values["cores"] = len(cores_available())  # of the host, which is not compared
+        values["cores"] = len(cores_available())  # the host's cores are not compared
     values.setdefault("cores", values["K"])
     if values["K"] > 1:
         values.setdefault("split", split)
@@ -150,25 +150,25 @@ def words(side: Side) -> tuple[str, ...]:
 
 
 def of_training(words: Sequence[str]) -> tuple[str, ...]:
-    """What a side's training can be asked for beside the method's own: the options of its corrections are among it.
+    """The options of a side's training besides the method's own, with those of its corrections.
 
-    words: the side's options, as they were written. Raises BadInput for a correction that does not exist.
+    words: the side's options as written. Raises BadInput for a correction that does not exist.
     """
     named = {name for word in words if word.startswith("correct=") for name in word.partition("=")[2].split(",")}
     for name in named - {*corrections.names()}:
-        corrections.find(name)  # refuses it; those that there are would wait for JAX here
+        corrections.find(name)  # refuses an unknown name; a known one would import JAX here
     own = [name for name, option in OF_CORRECTIONS.items() if named & {*option.by}]
     return ("correct", "optimizer", *own, *(("beta",) if "shrink" in named else ()))
 
 
 def option(side: str, word: str, method: interface.Method, training: Sequence[str]) -> tuple[str, Any]:
-    """An option of a side, with its value. training: what `of_training` found. Raises BadInput."""
+    """An option of a side, with its value. training: the result of `of_training`. Raises BadInput."""
     key, equals, value = word.partition("=")
     if equals and key in FIELDS and key not in OPTIONS:
         if by := OF_CORRECTIONS[key].by if key in OF_CORRECTIONS and key not in training else ():
             raise BadInput(f"side {side}: {key} belongs to correction {' or '.join(by)}. Add correct={by[0]}.")
         if key not in (*method.answers_to, *training):
-            method.accepted({key: value})  # refuses it
+            method.accepted({key: value})  # refuses a wrong value
         # The training command's own checks find all other mistakes.
         return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].kind))
     if key not in OPTIONS or not equals:
@@ -178,7 +178,8 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
 
 
 def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:
-    """The value of an option, of the type of `like`. Raises BadInput for any but the choices, and below `least`."""
+    """The value of an option, of the type of `like`. Raises BadInput for values outside of `choices` or below
+    `least`."""
     kind = type(like)
     choices = ("on", "off") if kind is bool else choices
     if choices and value not in choices:
@@ -225,8 +226,8 @@ def cores_available() -> list[int]:
 
 
 def environment(side: Side) -> dict[str, str]:
-    """The environment in which the side's process starts: platform, huge pages, XLA flags."""
-    # Sides on a GPU share its memory, so none may take most of it at once.
+    """The environment of the side's process: platform, huge pages, XLA flags."""
+    # Sides on a GPU share its memory, so none may preallocate most of it.
     platform = {"JAX_PLATFORMS": "cpu"} if side.device == "cpu" else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     wanted = {**os.environ, **platform}
     if side.precision != "default":

@@ -12,16 +12,16 @@ from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.cores import core_seconds, others_percent
 
-CALIBRATION_BATCHES = 4  # warm ones, to find how many batches fill a window
+CALIBRATION_BATCHES = 4  # warm batches, to find how many fill a window
 
 
 class Worker(Child):
-    """The process of a side, and its windows. environment: of the process, beside what its side wants."""
+    """The process of a side, and its windows. environment: further variables of the process."""
 
     def __init__(self, side: Side, cores: Sequence[int], environment: Mapping[str, str] | None = None):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
-        self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
-        self.held: dict[str, Any] = {}  # the bytes of its arrays, likewise
+        self.operations: dict[str, Any] = {}  # the time of each operation alone, if it was measured
+        self.held: dict[str, Any] = {}  # the bytes of its arrays, if they were measured
         words, env = side_specs.words(side), {**side_specs.environment(side), **(environment or {})}
         super().__init__(words, f"side {side.name}", env=env, cores=self.cores, interpreter=side.interpreter)
 
@@ -40,7 +40,7 @@ class Worker(Child):
         return self.ask({"run": self.batches})
 
     def watched(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """An answer, with the percentage that its cores, and other processes on them, were busy meanwhile."""
+        """An answer, with the percentages of its cores' time that were busy, and that other processes took."""
         before, start = core_seconds(self.cores), time.perf_counter()
         reply = ask()
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
@@ -71,10 +71,10 @@ def started(
     """A context with the sides' processes, compiled and warm.
 
     Arguments:
-        seconds: how long a window is to be; None: the caller sets the number of batches.
-        left_out: gets the reason of each side that could not start, and is left out then; None: it is raised.
+        seconds: the length of a window; None: the caller sets the number of batches.
+        left_out: gets the reason of each side that could not start and is left out; None: the error is raised.
 
-    Raises: ChildFailed and BadInput of a side. ChildFailed if one trains another number of parameters than the first.
+    Raises: ChildFailed and BadInput of a side. ChildFailed if a side's number of parameters differs from the first's.
     """
     with ExitStack() as stack:
         say(f"compiling {', '.join(side.name for side in sides)}")
@@ -90,7 +90,7 @@ def started(
 
 @contextmanager
 def forgiven(worker: Worker, left_out: dict[str, str] | None) -> Iterator[None]:
-    """A context in which a side may fail, where somebody wants to know the reason."""
+    """A context in which a side may fail, if `left_out` collects the reason."""
     try:
         yield
     except (ChildFailed, BadInput) as error:
@@ -100,21 +100,23 @@ def forgiven(worker: Worker, left_out: dict[str, str] | None) -> Iterator[None]:
 
 
 def left(workers: Sequence[Worker], left_out: Mapping[str, str] | None) -> list[Worker]:
-    """Those that are not left out. Raises ChildFailed for the first, with which the others are compared."""
+    """The workers that are not left out. Raises ChildFailed if the first is left out, as it is the baseline."""
     if left_out and workers[0].side.name in left_out:
         raise ChildFailed(left_out[workers[0].side.name])
     return [worker for worker in workers if worker.side.name not in (left_out or ())]
 
 
 def back_and_forth(turns: int, each: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """(turn, one of them): forwards and backwards in turns, so that a machine that slowly gets faster favours none."""
+    """(turn, one of `each`): alternately forwards and backwards, so that a slow drift of the machine's speed favours
+    none."""
     for turn in range(turns):
         for one in each if turn % 2 == 0 else list(each)[::-1]:
             yield turn, one
 
 
 def take_turns(workers: Sequence[Worker], windows: int, left_out: dict[str, str] | None = None) -> list[Worker]:
-    """Lets every side train for so many windows, one at a time. Returns those that are not left out: see `started`."""
+    """Lets every side train for so many windows, one at a time. Returns the sides that are not left out (see
+    `started`)."""
     for turn, worker in back_and_forth(windows, workers):
         if worker.side.name not in (left_out or ()):
             with forgiven(worker, left_out):

@@ -1,4 +1,4 @@
-"""Tests the simulator on this machine: the times of a process's operations predict how fast that process trains.
+"""Tests the simulator on this machine: it predicts a process's speed of training from the times of its operations.
 
 Each method is a process pinned to its cores. In every turn, its operations are timed first, and then it trains for a
 window, so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
@@ -17,7 +17,7 @@ from benchmarks.harness.turns import Worker, back_and_forth, started
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.simulator import Prediction, predict
 
-BOUND_PERCENT = 5.0  # the prediction is to be within this of what is measured
+BOUND_PERCENT = 5.0  # the goal for the prediction's error
 
 
 def on_cores(side: Side, cores: int) -> Side:
@@ -25,7 +25,7 @@ def on_cores(side: Side, cores: int) -> Side:
 
 
 def check(side: Side) -> Side:
-    """The side itself. Raises BadInput if it cannot be predicted."""
+    """Returns the side. Raises BadInput if it cannot be predicted."""
     if side.engine != "pipeline" or side.update != "separate" or side.dispatch != "up":
         fact = f"method {side.name}: only the training command's own pipelines can be predicted"
         raise BadInput(f"{fact}. Leave engine, update and dispatch out.")
@@ -49,7 +49,7 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
     timed: dict[str, list[Any]] = {side.name: [] for side in sides}
     with started(sides, cores, given.seconds) as workers:
         for turn, worker in back_and_forth(given.windows, workers):
-            # A third of a window, so that a slow moment is in both; each of them is waited for, some of them twice.
+            # A third of a window, so that a slow phase affects both. The host waits for each operation, for some twice.
             timed[worker.side.name].append(worker.time_operations(max(4, math.ceil(worker.batches / 3))))
             worker.window()
             say(f"turn {turn + 1} of {given.windows}, {worker.side.name}: measured")
@@ -57,7 +57,7 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
 
 
 def row(worker: Worker, timed: Sequence[Any], given: report.Given) -> dict[str, Any]:
-    """timed: the time of each operation, before each window."""
+    """The row of a method. timed: the time of each operation, before each window."""
     found = [predicted(worker.side, each) for each in timed]
     speeds = [worker.side.batch_size / each.seconds for each in found]
     ratios = over(speeds, worker.column("images_per_second"))

@@ -1,4 +1,4 @@
-"""For what each stage waited in a recorded run: for another stage, for a message on its way, or for the host."""
+"""What each stage waited for in a recorded run: another stage, a message on its way, or the host."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ WAITING = {
 
 
 def read(ended: Sequence[Any]) -> list[tuple[Dispatched, float]]:
-    """What `Recording.stop` returned, after its way through JSON."""
+    """Reads the result of `Recording.stop` from JSON."""
 
     def addresses(found: Sequence[Any]) -> tuple[Address, ...]:
         return tuple(Address(*address) for address in found)
@@ -28,14 +28,14 @@ def read(ended: Sequence[Any]) -> list[tuple[Dispatched, float]]:
 
 
 def waits(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
-    """The time that each stage did nothing between two of its operations, by what it waited for.
+    """The idle time of each stage between two of its operations, by cause.
 
-    Of the messages that an operation reads, the one that arrived last counts. Until its sender had computed it the
-    stage waited for that (UNMADE), from then until it arrived for the message itself (AWAY), and afterwards until the
-    operation was dispatched for the host (HOST).
+    Of the messages that an operation reads, the last one to arrive counts. The stage waits for its sender until it is
+    computed (UNMADE), then for the message until it arrives (AWAY), then for the host until the operation is dispatched
+    (HOST).
 
     Arguments:
-        ended: what the recordings of all processes returned.
+        ended: the results of the recordings of all processes.
     """
     arrived = {address: end for dispatched, end in ended if dispatched.what == "send" for address in dispatched.gives}
     made = {address: end for dispatched, end in ended if dispatched.what != "send" for address in dispatched.gives}
@@ -71,7 +71,7 @@ def seconds_by_kind(found: Sequence[Event], k: int) -> dict[str, float]:
 
 
 def on_the_way(found: Sequence[Event]) -> Mapping[tuple[int, int], list[float]]:
-    """For each link (k, to), the seconds that each of its messages took."""
+    """For each link (k, to), the seconds of each of its messages."""
     taken: dict[tuple[int, int], list[float]] = {}
     for event in found:
         if event.to:

@@ -1,4 +1,4 @@
-"""What a network between two hosts is really like: the time there and back, and the speed of a long stream over TCP.
+"""Measures a network between two hosts: the round-trip time, and the speed of a long stream over TCP.
 
     python -m benchmarks.harness.wire_probe ADDRESS PORT          answers, until its one visitor has left
     python -m benchmarks.harness.wire_probe ADDRESS PORT BYTES    visits it, and prints both as JSON
@@ -16,12 +16,12 @@ from benchmarks.harness.children import Child, run
 
 PORT = 7171
 ROUNDS = 10
-STREAMS = 4  # the first ones only open the window of the connection
-HEAD = 8  # bytes that say how many will follow
+STREAMS = 4  # the first streams only open the connection's window
+HEAD = 8  # bytes of the length before a stream
 
 
 def answer(address: str, port: int) -> None:
-    """Takes what a visitor sends, and answers each time with one byte."""
+    """Reads a visitor's streams, and answers each with one byte."""
     with socket.create_server((address, port)) as server:
         print(json.dumps("ready"), flush=True)
         visitor, _ = server.accept()
@@ -51,11 +51,11 @@ def visit(address: str, port: int, size: int) -> dict[str, Any]:
 
 
 def measured(inside: Sequence[Sequence[str]], address: str, size: int) -> dict[str, Any]:
-    """What `visit` finds between two hosts.
+    """The result of `visit` between two hosts.
 
     Arguments:
-        inside: what comes in front of a command on the visitor's host and on the other.
-        address: the other host's.
+        inside: the words in front of a command on the visitor's host and on the other.
+        address: of the other host.
         size: bytes of a stream.
     """
     words = ("-m", __name__, address, str(PORT))

@@ -1,9 +1,9 @@
 """Data parallel in plain JAX, without our engine: one jax.jit of one jax.shard_map over K CPU devices.
 
-What a JAX user would write without fdg_jax: the whole step is one program, gradients are averaged by
-`lax.pmean`, each replica normalises by its own part of the batch. Network, augmentation and optimizer are ours, so
-only the engine differs from the side data_parallel. This side has huge pages, as all sides do, but no separate
-programs for forward and backward pass, which our engine has.
+This is what a JAX user would write without fdg_jax: the whole step is one program, gradients are averaged by
+`lax.pmean`, each replica normalises by its own part of the batch. Network, augmentation and optimizer are fdg_jax's, so
+only the engine differs from the side data_parallel. This side has huge pages, like all sides. Unlike fdg_jax's engine,
+it has no separate programs for forward and backward pass.
 """
 
 import os
@@ -56,7 +56,7 @@ class Trainer:
 
         mesh = Mesh(np.array(jax.devices()[: side.K]), ("replica",))
         everywhere, own = P(), P("replica")
-        # check_vma would sum gradients of replicated weights by itself.
+        # check_vma would itself sum the gradients of replicated weights.
         spread = jax.shard_map(
             step,
             mesh=mesh,
@@ -74,7 +74,8 @@ class Trainer:
         return clocked(lambda: self.train(batches))
 
     def train(self, batches: int) -> float:
-        """The loss of the last batch. Steps are dispatched one after the other and waited for at the end."""
+        """Trains and returns the loss of the last batch. Steps are dispatched one after the other, with one wait at the
+        end."""
         loss = None
         for _ in range(batches):
             chosen = self.random.integers(0, len(self.data.train_images), self.size)

@@ -22,7 +22,7 @@ class Ranks(ranks.Ranks):
 
 
 def cut(side: Side) -> str:
-    """The block numbers at which our own pipeline would cut this network."""
+    """The block numbers at which fdg_jax would cut this network."""
     from fdg_jax import models, split
     from fdg_jax.data.sets import synthetic
 

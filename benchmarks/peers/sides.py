@@ -17,7 +17,7 @@ class Peer(NamedTuple):
 
     module: its file in this folder.
     needs: packages that its interpreter must be able to import.
-    processes: whether there is one for each worker, on one core each; otherwise there is a single process.
+    processes: whether each worker has a process, on one core each; otherwise there is a single process.
     options: name -> default. A value has the default's type.
     gpu: whether it can train on a GPU as well.
     """
@@ -66,7 +66,7 @@ def shown(value: Any) -> str:
 
 
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
-    """Reads a side, a peer or one of ours. Arguments as those of `side_specs.parse`."""
+    """Reads a side: a peer, or one of fdg_jax. Arguments as for `side_specs.parse`."""
     name, *words = text.split(":")
     if name not in PEERS:
         return side_specs.parse(text, common, xla, split)
@@ -75,7 +75,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
         raise BadInput(f"side {text} trains on cores of a CPU. Leave it out, or use --device cpu.")
     options = {**peer.options, **dict(option(text, peer, word) for word in words)}
     if device == "cpu" and not options.get("graph"):
-        options.pop("graph", None)  # a GPU's
+        options.pop("graph", None)  # an option for a GPU
     K = common["K"] if peer.processes or peer.needs == "jax" else 1
     cut = options.pop("split", None)
     common = {name: common[name] for name in ("model", "batch_size", "dtype", "precision") if name in common}
@@ -97,7 +97,7 @@ def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
 
 
 def check(side: Side) -> Side:
-    """The side itself. Raises BadInput if the peer cannot train its network or batch."""
+    """Returns the side. Raises BadInput if the peer cannot train its network or batch."""
     if PEERS[side.method].needs == "torch":
         network(side.model)
     if side.options.get("graph") and side.device != "gpu":
@@ -116,14 +116,14 @@ def check(side: Side) -> Side:
 
 
 def network(model: str) -> tuple[str, int, int]:
-    """(family, n, k) of the networks that torch_net has: ("resnet", 3, 1) for resnet20, ("wrn", 2, 4) for wrn16_4."""
+    """(family, n, k) of a network in torch_net: ("resnet", 3, 1) for resnet20, ("wrn", 2, 4) for wrn16_4."""
     if match := re.fullmatch(r"resnet(\d{1,4})", model):
         depth, k, family, rest = int(match[1]), 1, "resnet", 2
     elif match := re.fullmatch(r"wrn(\d{1,4})_(\d{1,2})", model):
         depth, k, family, rest = int(match[1]), int(match[2]), "wrn", 4
     else:
         depth, k, family, rest = 0, 0, "", 0
-    if not k or depth <= rest or (depth - rest) % 6 or model == "resnet18":  # that one is of another family
+    if not k or depth <= rest or (depth - rest) % 6 or model == "resnet18":  # resnet18 is of another family
         raise BadInput(f"model {model}: the peers in PyTorch have resnet<6n+2> and wrn<6n+4>_<k> only.")
     return family, (depth - rest) // 6, k
 
@@ -132,7 +132,7 @@ def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]
     """Finds the sides that can run here.
 
     Arguments:
-        python: the interpreter of the peers' environment; "" is this one.
+        python: the interpreter of the peers' environment; "": that of this process.
 
     Returns: the sides with their interpreters, and a sentence for each that cannot run.
 
@@ -154,7 +154,7 @@ def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]
 
 
 def has(python: str, package: str) -> bool:
-    """Whether that interpreter would find the package (which is not imported)."""
+    """Whether the interpreter `python` would find the package (which is not imported)."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     try:
         return subprocess.run([python, "-c", code], capture_output=True).returncode == 0

@@ -13,7 +13,7 @@ from benchmarks.harness.side_specs import Side
 from benchmarks.peers import torch_net, torch_recipe
 from fdg_jax.errors import BadInput
 
-WARM_STEPS = 5  # before a step is recorded: they make the optimizer's state
+WARM_STEPS = 5  # before a step is recorded, to make the optimizer's state
 
 
 class Trainer:
@@ -34,7 +34,7 @@ class Trainer:
         return clocked(lambda: self.train(batches))
 
     def train(self, batches: int) -> float:
-        """The loss of the last batch; reading it waits until all is computed."""
+        """Trains and returns the loss of the last batch; reading the loss waits until all is computed."""
         value = None
         for x, labels in self.batches(batches):
             value = self.step(x, labels)
@@ -50,7 +50,7 @@ class Trainer:
         return value
 
     def recorded(self) -> Callable[..., torch.Tensor]:
-        """A step as one CUDA graph, so that the host launches it once; PyTorch's own recipe for that."""
+        """A step as one CUDA graph, so that the host launches it once, by PyTorch's own recipe."""
         ((x, labels),) = self.batches(1)
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())

@@ -1,7 +1,7 @@
-"""Our CIFAR ResNets and wide ResNets in PyTorch: the same blocks, with the same number and names of parameters.
+"""fdg_jax's CIFAR ResNets and wide ResNets in PyTorch: the same blocks, with the same number and names of parameters.
 
-fdg_jax.models.resnet_cifar and .wrn describe them; tests/test_peers.py copies weights and compares. Rectifiers and sums
-work in place, as is usual in PyTorch.
+fdg_jax.models.resnet_cifar and .wrn describe the networks; tests/test_peers.py copies weights and compares. Rectifiers
+and sums work in place, as is usual in PyTorch.
 """
 
 # pyright: reportMissingImports=false
@@ -24,7 +24,7 @@ def relu(x: torch.Tensor) -> torch.Tensor:
 
 
 class Stem(nn.Module):
-    """[b, 3, h, w] -> [b, 16, h, w]; `norm` of the ResNets only."""
+    """[b, 3, h, w] -> [b, 16, h, w]. Only the ResNets have `norm`."""
 
     def __init__(self, norm: bool):
         super().__init__()
@@ -84,7 +84,7 @@ class Head(nn.Module):
 
 
 def blocks(model: str, classes: int) -> list[nn.Module]:
-    """The network as blocks 0, 1, ...; those of fdg_jax.models."""
+    """The network as blocks 0, 1, ..., the same as in fdg_jax.models."""
     family, n, k = network(model)
     wide = family == "wrn"
     made: list[nn.Module] = [Stem(norm=not wide)]

@@ -32,7 +32,7 @@ class Part(nn.Sequential):
     wired_in = wired_out = False
 
     def forward(self, x):
-        if x.requires_grad:  # gloo sends dx; a sum of gradients of several layouts may be in any
+        if x.requires_grad:  # gloo sends dx, and a sum of gradients with several layouts may have any layout
             x.register_hook(torch.Tensor.contiguous)
         y = super().forward(x.permute(0, 3, 1, 2) if self.wired_in else x)
         return (y.permute(0, 2, 3, 1) if self.wired_out else y).contiguous()
@@ -62,7 +62,7 @@ class Trainer:
         return clocked(lambda: self.train(batches))
 
     def train(self, batches: int) -> float:
-        """The mean loss of the last batch's micro-batches; on ranks before the last 0."""
+        """Trains and returns the mean loss of the last batch's micro-batches; 0 on all ranks but the last."""
         losses = []
         for x, labels in self.batches(batches, images=self.first, labels=self.last):
             self.optimizer.zero_grad()

@@ -1,7 +1,7 @@
-"""What all peers in PyTorch share: settings, images, augmentation, loss, optimizer, and what they report.
+"""The common code of all peers in PyTorch: settings, images, augmentation, loss, optimizer, and their report.
 
-The images are those of our own sides, cropped, mirrored and normalised by the same rules. The random choices come from
-PyTorch's generator, so they are different. SGD is the paper's, which is PyTorch's own.
+The images are those of fdg_jax's sides, cropped, mirrored and normalised by the same rules. The random choices come
+from PyTorch's generator, so they are different. The paper's SGD is PyTorch's own.
 """
 
 # pyright: reportMissingImports=false
@@ -18,7 +18,7 @@ from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.sets import synthetic
 from fdg_jax.machine import huge_pages
 
-LEARNING_RATE = 0.01  # that of our own sides
+LEARNING_RATE = 0.01  # as for fdg_jax's sides
 
 
 def settle(side: Side, seed: int = 0) -> None:
@@ -35,7 +35,7 @@ def device(side: Side) -> torch.device:
 
 
 def computing(side: Side) -> Any:
-    """A context for the forward pass: what it is computed in."""
+    """A context for the forward pass, which sets its dtype."""
     in_bfloat16 = side.dtype == "bfloat16"
     return torch.autocast(device(side).type, torch.bfloat16, enabled=in_bfloat16, cache_enabled=False)
 
@@ -46,7 +46,7 @@ def layout(side: Side) -> torch.memory_format:
 
 
 def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    """fdg_jax.recipe.paper_sgd; all parameters in one kernel."""
+    """The SGD of fdg_jax.recipe.paper_sgd; one kernel updates all parameters."""
     return torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4, fused=True)
 
 
@@ -67,7 +67,8 @@ class Batches:
         self.choices = torch.Generator(self.device).manual_seed(seed + 1000)
 
     def __call__(self, n: int, images: bool = True, labels: bool = True) -> Iterator[tuple[Any, Any]]:
-        """n batches (x float32 [size, c, h, w], labels [size]); None for what is not wanted."""
+        """n batches (x float32 [size, c, h, w], labels [size]); None in place of images or labels that are not
+        wanted."""
         for _ in range(n):
             chosen = torch.randint(len(self.images), (self.size,), generator=self.order, device=self.device)
             yield self.augmented(self.images[chosen]) if images else None, self.labels[chosen] if labels else None
@@ -97,7 +98,8 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
 
 
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """What is reported besides the side itself. blocks: of the whole network, whichever of them train here."""
+    """The facts to report besides the side itself. blocks: all blocks of the network, even if only some train in this
+    process."""
     return {
         "cuts": [],
         "blocks": len(blocks),

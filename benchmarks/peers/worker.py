@@ -1,7 +1,7 @@
-"""The process of a peer, or of one of its ranks: as `benchmarks.harness.bench_worker`, with another library's engine.
+"""The process of a peer, or of one of its ranks: like `benchmarks.harness.bench_worker`, with another library's engine.
 
-The side's `engine` is the module that trains. A process of a peer with several finds its rank in the environment; one
-without a rank starts the others.
+The side's `engine` is the module that trains. If the peer has several processes, each finds its rank in the
+environment; a process without a rank starts the others.
 """
 
 import os

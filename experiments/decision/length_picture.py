@@ -1,4 +1,4 @@
-"""Differences to BP over the length of the run, every seed a point."""
+"""Draws differences to BP over the length of the run, with a point for every seed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,22 +7,22 @@ from typing import Any
 from experiments.harness.pictures import INK, MARK, say_empty
 from fdg_jax.pages.charts import canvas, plain
 
-# Told apart by colour-blind eyes, and by their shapes.
+# Distinct for colour-blind readers, and by their shapes.
 LOOKS = (("#d55e00", "s"), ("#0072b2", "o"), ("#009e73", "^"), ("#555555", "D"))
-Series = Mapping[str, Mapping[int, Sequence[float]]]  # arm -> updates -> a value a seed
+Series = Mapping[str, Mapping[int, Sequence[float]]]  # arm -> updates -> one value per seed
 
 
 def draw(
     series: Sequence[tuple[str, Series]], labels: Mapping[str, str], far: str, updates: Sequence[int], path: Path,
     title: str,
 ) -> None:  # fmt: skip
-    """A PNG file.
+    """Draws a PNG file.
 
     Arguments:
         series: (network, its differences in percentage points); the first is drawn filled, the second hollow.
-        labels: arm -> what the legend calls it, in the order of the looks.
-        far: the arm that errs so much more than the others that it gets a panel of its own.
-        updates: the lengths that the x axis names.
+        labels: arm -> its label in the legend, in the order of the styles.
+        far: the arm with so much larger errors that it gets its own panel.
+        updates: the lengths that are labelled on the x axis.
     """
     apart = any(arms.get(far) for _, arms in series)
     with canvas(path, title, (11, 8), font=15, title_font=17) as figure:
@@ -52,7 +52,8 @@ def draw(
 
 
 def plot(axes, by_length: Mapping[int, Sequence[float]], number: int, label: str, hollow: bool) -> None:
-    """The seeds as points beside one another, the means joined by a line. number: of the arm's look."""
+    """Draws seeds as points beside one another, and their means joined by a line. number: the number of the arm's
+    style."""
     if not by_length:
         return
     colour, marker = LOOKS[number]

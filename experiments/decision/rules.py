@@ -1,7 +1,7 @@
-"""What counts as for and against, as registered in experiments/decisive.md before the first run.
+"""The rules for and against each claim, as registered in experiments/decisive.md before the first run.
 
-All of it is computed from test errors in percent. A difference between arms is taken seed by seed, its interval is
-Student's at 95%, and nothing is decided with fewer than MIN_SEEDS seeds.
+All verdicts are computed from test errors in percent. Differences between arms are taken seed by seed, with Student's
+95% interval. With fewer than MIN_SEEDS seeds, nothing is decided.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +14,9 @@ BP, STALE, SHRUNK, SCALED, FROZEN = "bp", "fdg-beta1", "fdg-beta0.3", "scaled_bp
 SHORT, MIDDLE, LONG = 5, 20, 80  # epochs
 
 # Percentage points.
-GAIN = 0.5  # a gain by shrinking that is surely smaller is none; the paper's at K = 4 are 0.69 and 2.08
-LEVEL = 0.75  # so far behind BP still counts as level
-FAR = 5.0  # by how much training only the last stage has to be worse
+GAIN = 0.5  # if shrinking surely gains less, it does not help; the paper's gains at K = 4 are 0.69 and 2.08
+LEVEL = 0.75  # the largest error above BP's that still counts as level
+FAR = 5.0  # how much worse training only the last stage must be
 
 CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
 REPAIRS, BOTH, NO_REPAIR = "repairs staleness", "repairs staleness, and gains without it too", "no repair of staleness"
@@ -25,14 +25,14 @@ Errors = Mapping[str, Mapping[int, Seeds]]  # arm -> epochs -> test errors in pe
 
 
 class Verdict(NamedTuple):
-    """word: of the constants above. why: the numbers, in a sentence."""
+    """A verdict. word: one of the constants above. why: a sentence with the numbers."""
 
     word: str
     why: str
 
 
 def difference(errors: Errors, arm: str, other: str, epochs: int) -> Seeds:
-    """arm - other, by seed: above 0 where the arm errs more."""
+    """arm - other, by seed: positive if the arm has the larger error."""
     one, another = (errors.get(name, {}).get(epochs, Seeds({})) for name in (arm, other))
     return one.minus(another)
 
@@ -41,8 +41,8 @@ def decided(
     why: str, found: Sequence[Seeds], yes: Callable[..., bool], no: Callable[..., bool], good: str = CONFIRMED,
     bad: str = REFUTED,
 ) -> Verdict:  # fmt: skip
-    """The verdict on intervals. why: with a place for each. yes, no: of the intervals, whether they show it or
-    exclude it."""
+    """The verdict from intervals. why: a format with a place for each interval. yes, no: whether the intervals show the
+    claim, or exclude it."""
     intervals = [each.interval() for each in found]
     known = [each for each in intervals if each and each.n >= MIN_SEEDS]
     if len(known) < len(found):
@@ -53,14 +53,14 @@ def decided(
 
 
 def shrinking_helps(errors: Errors, epochs: int = LONG) -> Verdict:
-    """Claim 1: with K = 4, beta = 0.3 errs less than beta = 1."""
+    """Claim 1: with K = 4, beta = 0.3 has a smaller error than beta = 1."""
     why = f"beta = 1 minus beta = 0.3 at {epochs} epochs: {{}}."
     gain = difference(errors, STALE, SHRUNK, epochs)
     return decided(why, [gain], lambda gain: gain.low > 0, lambda gain: gain.high < GAIN)
 
 
 def gap_closes(errors: Errors) -> Verdict:
-    """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and in the end is none that matters."""
+    """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and is below LEVEL in the longest."""
     short, long = (difference(errors, SHRUNK, BP, epochs) for epochs in (SHORT, LONG))
     why = f"beta = 0.3 minus BP at {LONG} epochs: {{}}; at {SHORT} epochs more by {{}}."
 
@@ -71,14 +71,15 @@ def gap_closes(errors: Errors) -> Verdict:
 
 
 def lower_stages_learn(errors: Errors) -> Verdict:
-    """Claim 3: with beta = 0.3 the lower stages learn, so it errs far less than with them as good as frozen."""
+    """Claim 3: with beta = 0.3 the lower stages learn, so the error is far smaller than with nearly frozen lower
+    stages."""
     why = f"beta = 0.001 minus beta = 0.3 at {MIDDLE} epochs: {{}}."
     loss = difference(errors, FROZEN, SHRUNK, MIDDLE)
     return decided(why, [loss], lambda loss: loss.low > FAR, lambda loss: loss.high < FAR)
 
 
 def overall(*claims: Verdict) -> str:
-    """Confirmed where all claims are, refuted where one is."""
+    """Confirmed if all claims are confirmed, refuted if one is refuted."""
     words = [claim.word for claim in claims]
     if REFUTED in words:
         return REFUTED
@@ -86,7 +87,7 @@ def overall(*claims: Verdict) -> str:
 
 
 def attribution(errors: Errors, epochs: int) -> Verdict:
-    """Whether shrinking repairs staleness: whether it gains more with the delay than without, in points by seed."""
+    """Whether shrinking repairs staleness, that is, gains more points with the delay than without, seed by seed."""
     gains = difference(errors, STALE, SHRUNK, epochs), difference(errors, BP, SCALED, epochs)
     without = gains[1].interval()
     said = decided(

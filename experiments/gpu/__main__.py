@@ -108,7 +108,7 @@ def do(given: argparse.Namespace) -> int:
     settings = SMALL if given.small else FULL
     if given.small:
         os.environ["JAX_PLATFORMS"] = "cpu"
-    else:  # of several GPUs the first: what stages share is one device
+    else:  # the first of several GPUs, since the stages share one device
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     folder = Folder(given.folder or ROOT / "runs" / ("gpu-small" if given.small else "gpu"))
     data_dir = given.data_dir.expanduser().resolve() if given.data_dir else None

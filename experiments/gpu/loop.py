@@ -1,7 +1,7 @@
-"""The loop that does a list of steps, whenever it is given again, and what it keeps from one call to the next.
+"""The loop that works through a list of steps over several calls, and the files that it keeps between calls.
 
-results/<step>.jsonl has what a step found. It is written whole or not at all, so neither a kill nor a power cut leaves
-a step that is half done. A step whose lines say that it failed is done again.
+results/<step>.jsonl has the results of a step. It is written whole or not at all, so neither a kill nor a power cut
+leaves a step half done. A failed step is done again.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from fdg_jax.runs.run_files import git_commit
 
 CHECK, SPEED, ROWS = "check", "speed", "rows"
 CHOSEN = "chosen.json"
-RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # for stopping: what is under way gets so long to write a checkpoint
-# A step that may not fit is begun all the same while so much of a call is left: it never fits better.
+RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # for stopping: the time to write checkpoints
+# A step that may not fit is begun anyway while this share of a call is left, as it would never fit better.
 MOST_OF_A_CALL = 0.8
 Line = Mapping[str, Any]
 
@@ -43,12 +43,13 @@ def write_lines(file: Path, lines: Sequence[Line]) -> None:
 
 
 class TimeIsUp(Exception):
-    """The time of this call is over. Steps go on with the next one."""
+    """The time of this call is over. Steps go on in the next call."""
 
 
 class Clock(Signals):
-    """As a context. Within `interruptible` the end of the time raises TimeIsUp, and a signal raises Stopped, wherever
-    the main thread is; elsewhere they are remembered. seconds: how long the whole call may take, from now on."""
+    """A context for the time limit and signals. Inside `interruptible`, the end of the time raises TimeIsUp and a
+    signal raises Stopped, wherever the main thread is. Outside, the flags `over` and `number` are set. seconds: the
+    limit of the whole call, from now on."""
 
     def __init__(self, seconds: float):
         super().__init__()
@@ -76,7 +77,7 @@ class Clock(Signals):
         return self.began + self.seconds - self.reserve - time.monotonic()
 
     def left_to_stop(self) -> float:
-        """Seconds until nothing may be at work any more, 1 or more."""
+        """Seconds until all work must have stopped; at least 1."""
         return max(1.0, self.began + self.seconds - time.monotonic())
 
     @contextlib.contextmanager
@@ -88,7 +89,8 @@ class Clock(Signals):
 
 
 class Folder:
-    """path: the folder. rows: where the run directories are. scratch: emptied at the beginning and at the end."""
+    """The folder of results. path: the folder. rows: the run directories. scratch: emptied at the beginning and at the
+    end."""
 
     def __init__(self, path: Path):
         self.path = path.resolve()
@@ -96,8 +98,8 @@ class Folder:
 
     @contextlib.contextmanager
     def held(self, chosen: Mapping[str, Any]) -> Iterator[None]:
-        """Makes the folder and keeps other processes out of it. Raises BadInput, also where results in it depend on
-        other choices."""
+        """Makes the folder and locks out other processes. Raises BadInput, also if its results depend on other
+        choices."""
         with locking.held(self.path, "--folder"), contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -116,7 +118,7 @@ class Folder:
         return self.results / f"{step}.jsonl"
 
     def lines(self, step: str) -> list[dict[str, Any]]:
-        """What a step found; [] if nothing yet."""
+        """The results of a step; [] if there are none yet."""
         return lines_of(self.file(step))
 
     def done(self, step: str) -> bool:
@@ -133,20 +135,20 @@ class Folder:
         write_lines(self.file(step), lines)
 
     def place(self, name: str) -> Path:
-        """A new path for something that is thrown away at the end."""
+        """A new path for a temporary file or folder."""
         self.scratch.mkdir(exist_ok=True)
         return self.scratch / f"{name}-{sum(1 for _ in self.scratch.iterdir())}"
 
     def bytes(self) -> int:
-        """The size of all files that stay."""
+        """The size in bytes of all files that are kept."""
         files = [file for file in self.path.rglob("*") if file.is_file() and self.scratch not in file.parents]
         return sum(file.stat().st_size for file in files)
 
 
 class Choices(NamedTuple):
-    """What the command line says besides the settings.
+    """The choices on the command line besides the settings.
 
-    rows: patterns of their names. precision: of the rows. hours: a network whose rows would take longer is left out.
+    rows: patterns of the rows' names. precision: of the rows. hours: a network whose rows take longer is left out.
     accepted: checks whose failure stops nothing. only: patterns of the steps to do. data_dir: where the data are.
     results: where finished rows are collected.
     """
@@ -161,7 +163,7 @@ class Choices(NamedTuple):
 
 
 class Workplace(NamedTuple):
-    """What every step is given."""
+    """The arguments of every step."""
 
     settings: Settings
     folder: Folder
@@ -170,14 +172,14 @@ class Workplace(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Something that is done once.
+    """A step, which is done once.
 
-    run(at): its results: lines with `says`, and of a check also `passed`. It may be interrupted anywhere by an
-        exception, and ends whatever it started.
-    needs: names of steps whose results it reads, or that must have passed.
-    takes(at): how many seconds it still takes, None if that is not known yet; by default what the settings guess.
-    refused(at): why it cannot be done here and now, "" if it can.
-    goes_on: whether it goes on where it was interrupted, else it begins again.
+    run(at): does the step and returns its lines, each with `says`, and for a check also `passed`. An exception may
+        interrupt it anywhere; it then ends the processes that it started.
+    needs: names of the steps whose results it reads, or that must have passed.
+    takes(at): how many seconds it still takes; None if that is not known yet; by default the guess of the settings.
+    refused(at): why the step cannot be done now; "" if it can.
+    goes_on: whether it goes on where it was interrupted; else it begins again.
     """
 
     name: str
@@ -198,7 +200,7 @@ def passed(name: str, at: Workplace) -> bool:
 
 
 def refusal(step: Step, steps: Sequence[Step], at: Workplace) -> str:
-    """Why a step cannot be begun now, "" if it can."""
+    """Why a step cannot be begun now; "" if it can."""
     for name in step.needs:
         if name in [other.name for other in steps] and not passed(name, at):
             return f"after {name}" + (", which failed" if at.folder.failed(name) else "")
@@ -227,7 +229,7 @@ def shown(steps: Sequence[Step], at: Workplace) -> str:
 
 
 def work(steps: Sequence[Step], at: Workplace) -> int:
-    """Does what is left, in order. Returns the number of steps that failed. Raises TimeIsUp and Stopped."""
+    """Does the remaining steps in order. Returns the number of steps that failed. Raises TimeIsUp and Stopped."""
     failed = 0
     for step in steps:
         if passed(step.name, at) or not any(fnmatchcase(step.name, pattern) for pattern in at.choices.only):
@@ -244,7 +246,7 @@ def work(steps: Sequence[Step], at: Workplace) -> int:
 
 
 def do(step: Step, at: Workplace) -> bool:
-    """Does one step and keeps its lines. Returns whether all went well."""
+    """Does one step and saves its lines. Returns whether it succeeded."""
     print(f"begun      {step.name}: {step.about}", flush=True)
     began = time.monotonic()
     try:
@@ -261,7 +263,8 @@ def do(step: Step, at: Workplace) -> bool:
 
 
 def stamp(step: Step, line: Line, seconds: float, at: Workplace) -> dict[str, Any]:
-    """A result with what it was measured on. seconds: of the whole step, in the call that finished it."""
+    """A result with the device, versions and time of its measurement. seconds: the time of the whole step in its last
+    call."""
     device = at.folder.line("devices") or line
     where = {name: device.get(name) for name in ("device", "jax", "python")}
     when = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": git_commit()}

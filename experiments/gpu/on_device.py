@@ -1,4 +1,4 @@
-"""What starts JAX on the device that is checked: `python -m experiments.gpu.on_device NAME JSON`, a process of its own.
+"""The checks that start JAX on the device, each in its own process: `python -m experiments.gpu.on_device NAME JSON`.
 
 The last line that it prints is its answer, as JSON.
 """
@@ -33,19 +33,19 @@ from fdg_jax.runs.run_files import version
 from fdg_jax.training.job import cross_entropy
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
-# Of the weights' norm. The engines differentiate stage by stage, the oracle the whole network in one program: sums are
-# taken in another order, and a GPU may have other kernels for it (Winograd, other tiles). In full float32, not in TF32,
-# a gradient is off by 1e-6 to 1e-5 of itself for that, and ten steps at this small learning rate are about 1e-3 of the
-# weights. Where rounding turns the sign of what a ReLU gets, one image's gradient jumps. On CPUs 1e-8 was seen without
-# such a jump, and 2e-6 with one. Gradients that are used one update too soon make 2e-4 there; if they do not make
-# `WRONG` times the bound here as well, the check tells nothing and fails.
+# Relative to the weights' norm. The engines differentiate stage by stage, the oracle the whole network in one program:
+# sums are taken in another order, and a GPU may choose other kernels (Winograd, other tiles). In full float32 (not
+# TF32), this changes a gradient by 1e-6 to 1e-5 of its size, and ten steps at this small learning rate move the weights
+# by about 1e-3. If rounding changes the sign of a ReLU's input, one image's gradient jumps. On CPUs the difference was
+# 1e-8 without such a jump, and 2e-6 with one. On CPUs, gradients that are used one update too soon make 2e-4. If they
+# make less than `WRONG` times the bound here, the check cannot detect the fault and fails.
 BOUND, WRONG = 2e-5, 5.0
 LEARNING_RATE, BETA = 0.01, 0.5
 Tree = Any
 
 
 def devices() -> dict[str, Any]:
-    """Devices, memory, versions and XLA flags; computes one product, so that a device that cannot is noticed."""
+    """Devices, memory, versions and XLA flags. Computes one product, to notice a device that cannot compute."""
     found = jax.devices()
     product = jax.jit(lambda x: x @ x)(jax.numpy.full((256, 256), 0.5))
     return {
@@ -63,7 +63,8 @@ def devices() -> dict[str, Any]:
 
 
 def engines(model: str, K: int, steps: int, batch_size: int) -> dict[str, Any]:
-    """Trains `steps` batches with every engine and with the oracle; how far the weights are apart after the drain."""
+    """Trains `steps` batches with every engine and with the oracle. Returns the distances of the weights after the
+    drain."""
     compile_cache.enable()
     device, data = jax.devices()[0], synthetic.load()
     blocks, n = models.blocks(model, data.classes), steps * batch_size
@@ -74,7 +75,7 @@ def engines(model: str, K: int, steps: int, batch_size: int) -> dict[str, Any]:
     batches = [(images[row], labels[row]) for row in indices]
     whole = split.init_whole(blocks, jax.random.key(0), jax.ShapeDtypeStruct(batches[0][0].shape, np.float32))
     start = jax.device_get(split.split_variables(whole, cuts))
-    ENGINES["scan"] = ScanEngine  # what the delay line is on a GPU
+    ENGINES["scan"] = ScanEngine  # the delay line's engine on a GPU
     found: dict[str, Tree] = {}
     losses: dict[str, list[float]] = {}
     for name in ["pipeline", "scan", *(["delay-line"] if device.platform == "cpu" else [])]:
@@ -104,12 +105,12 @@ def trained(
     modules: Sequence[Any], optimizer: optax.GradientTransformation, variables: Sequence[Tree],
     batches: Sequence[tuple[Tree, Tree]], delays: Sequence[int],
 ) -> tuple[list[Tree], list[float]]:  # fmt: skip
-    """The oracle: training with delayed gradients in plain JAX, without the engines. Back-propagation through the whole
-    network, and a list of old gradients for each stage, which are multiplied by beta^(K-k).
+    """The oracle: training with delayed gradients in plain JAX, without the engines. It has back-propagation through
+    the whole network, and for each stage a list of old gradients, which are multiplied by beta^(K-k).
 
     Arguments:
         modules: K Flax modules, called with (x, train).
-        variables: of each {"params": ..., "batch_stats": ...}.
+        variables: {"params": ..., "batch_stats": ...} of each module.
         delays: how many updates a gradient of stage k = 1..K waits.
 
     Returns: (parameters per stage after all gradients were used, losses).
@@ -148,7 +149,7 @@ def trained(
 
 
 def distance(one: Tree, other: Tree) -> float:
-    """The largest over the stages of |one - other| / |other|, Euclidean norms of all parameters."""
+    """The maximum over the stages of |one - other| / |other|, in Euclidean norms of all parameters."""
 
     def norm(leaves: Sequence[Any]) -> float:
         return math.sqrt(sum(float(np.sum(np.square(np.float64(leaf)))) for leaf in leaves))
@@ -161,7 +162,7 @@ def distance(one: Tree, other: Tree) -> float:
 
 
 class Sampled(Watch):
-    """Also looks at how many bytes the device has given away, where it tells."""
+    """A watch that also reads the device's own count of allocated bytes, if there is one."""
 
     def __init__(self, device: Any):
         super().__init__()
@@ -172,12 +173,12 @@ class Sampled(Watch):
         return (self.device.memory_stats() or {}).get(name)
 
     def look(self) -> None:
-        super().look()  # waits until everything has been computed, so that no temporary buffer is counted below
+        super().look()  # waits until everything is computed, so that no temporary buffer is counted below
         self.in_use = max(self.in_use, (self.told("bytes_in_use") or 0) - self.at_first)
 
 
 def memory(model: str, K: int, batch_size: int) -> dict[str, Any]:
-    """Bytes of a pipeline whose stages share one device: predicted, alive, and as the device counts them."""
+    """Bytes of a pipeline whose stages share one device: predicted, of live arrays, and as the device counts them."""
     compile_cache.enable()
     watch = Sampled(jax.devices()[0])
     trainer = Trainer(Side("fdg", "fdg", K, 1, model, batch_size))

@@ -1,4 +1,4 @@
-"""What was measured on GPUs, kept in the repository: lines of finished steps, and the page that is made of them."""
+"""The measurements on GPUs that are kept in the repository: lines of finished steps, and the page made from them."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -25,7 +25,7 @@ WORDS = (
 
 
 def collect(folder: Folder, results: Path) -> list[Path]:
-    """Adds the finished steps of a folder to the results, or replaces those of the same device that are no newer.
+    """Adds the finished steps of a folder to the results. They replace older ones of the same device.
 
     Returns: the two files that were written. Raises BadInput for a folder without a finished step.
     """

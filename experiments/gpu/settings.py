@@ -1,4 +1,4 @@
-"""What is checked, measured and trained: on a GPU, and in small on a CPU."""
+"""The settings of checks, measurements and trainings: on a GPU, and small ones for a CPU."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from experiments import table3
 from experiments.harness.run_table import Run, Table
 
-METHODS = ("bp", "fdg")  # the columns of Table 3 that are filled
+METHODS = ("bp", "fdg")  # the columns of Table 3 that these runs fill
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 LOOPS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
 
-# XLA flags that may matter for many small programs. True: they change only how kernels are launched, so that training
-# must end in the same bits. The last two may fuse or choose kernels otherwise.
+# XLA flags that may speed up many small programs. True: the flag only changes how kernels are launched, so training
+# must end in the same bits. The last two may change fusion or the choice of kernels.
 GPU_FLAGS: Mapping[str, tuple[str, bool]] = {
     "no command buffers": ("--xla_gpu_enable_command_buffer=", True),
     "command buffers from one command on": ("--xla_gpu_graph_min_graph_size=1", True),
@@ -23,13 +23,13 @@ GPU_FLAGS: Mapping[str, tuple[str, bool]] = {
 
 
 class Settings(NamedTuple):
-    """What differs between a GPU and in small.
+    """The settings that differ between a GPU and the small version.
 
-    device: as of a benchmark's side. models: whose speed is measured, the first one also with XLA flags and several
-    processes. sides: what is compared, the first is the baseline. flags: as GPU_FLAGS. together: how many processes are
-    tried at a time. check_model, check_words: what is trained to see whether bits repeat; check_steps: how many
-    batches. compile_anew: whether those runs compile for themselves. table: whose rows are filled. every: epochs
-    between its runs' evaluations, and batches between their checkpoints.
+    device: as in a benchmark's side. models: the networks whose speed is measured, the first one also with XLA flags
+        and several processes. sides: the sides to compare, the baseline first. flags: as GPU_FLAGS. together: the
+        numbers of processes to try at a time. check_model, check_words: the training that must repeat its bits;
+        check_steps: its batches. compile_anew: whether these runs compile without the cache. table: the table whose
+        rows are filled. every: epochs between its runs' evaluations, and batches between their checkpoints.
     guesses: seconds of a step, before anything is known.
     """
 
@@ -68,7 +68,7 @@ FULL = Settings(
 
 
 def small_run(method: str, K: int, beta: float | None) -> Run:
-    """A run of seconds on digits that stands for one of Table 3."""
+    """A run on digits that takes seconds, in place of one of Table 3."""
     flags = {"dataset": "digits", "model": "resnet8", "epochs": 3, "batch_size": 64, "method": method, "K": K}
     flags |= {"train_size": 640, "seed": 0} | ({} if beta is None else {"beta": beta})
     return Run(f"resnet8-digits-{method}-K{K}{'' if beta is None else f'-beta{beta:g}'}-seed0", flags)
@@ -85,13 +85,13 @@ SMALL = Settings(
     guesses={
         "devices": 3, "determinism": 9, "resume": 15, "engines": 10, "memory": 5, "speed-resnet8": 6, "flags": 12,
         "row-flags": 5, "together": 11, "host": 5, "rows-resnet8": 34,
-    },  # as measured on two cores of an AMD EPYC; row-flags: nothing, or as long as determinism
+    },  # measured on two cores of an AMD EPYC; row-flags takes no time, or as long as determinism
 )  # fmt: skip
 
 
 def rows(settings: Settings) -> list[Run]:
-    """The runs whose rows can be filled, cheapest network first: the order of Table 3. Of a network, first one seed of
-    every method."""
+    """The runs whose rows can be filled, in the order of Table 3: the cheapest network first. For each network, the
+    first seed of every method comes first."""
     wanted = [run for run in settings.table.runs if run.flags["method"] in METHODS]
     order = list(dict.fromkeys(run.flags["model"] for run in wanted))
     return sorted(wanted, key=lambda run: (order.index(run.flags["model"]), run.flags["seed"]))

@@ -1,4 +1,4 @@
-"""The list of steps, in their order, and what each does. Whatever starts JAX runs in a process of its own."""
+"""The list of steps in their order, and the function of each. Code that starts JAX runs in a process of its own."""
 
 import json
 import os
@@ -24,15 +24,16 @@ from fdg_jax.errors import BadInput
 from fdg_jax.runs.run_files import CHECKPOINTS, SUMMARY, read_json
 from fdg_jax.sweep import last_line
 
-# What is taken over what was predicted. The prediction is of the moment at which a stage holds most, and stages that
-# share a device do not all have theirs at once, so less is right. A device rounds every array up, so it counts more.
+# Measured over predicted memory. The prediction is for the moment at which a stage holds most. Stages that share a
+# device do not all reach that at once, so a smaller value is right. A device rounds every array up, so its count is
+# larger.
 LEAST, MOST = 0.8, {"arrays": 1.05, "the device's own count": 1.3}
 NOT_DETERMINISTIC, UNTUNED = "--xla_gpu_deterministic_ops=false", "--xla_gpu_autotune_level=0"
 WORDS = "--K 2 --method fdg --beta 0.5 --seed 0 --evaluate-every 0 --checkpoint-every 0 --keep 1 --no-tensorboard"
-FASTER = 1.05  # a way is taken only if it is so much faster: less is within the spread
-ROW_SIDE = "delay-line"  # what trains the rows where stages share a device
+FASTER = 1.05  # the smallest speed-up that counts; smaller ones are within the spread
+ROW_SIDE = "delay-line"  # the engine for the rows, where stages share a device
 IMAGES = {"digits": 1438, **estimate.IMAGES}
-LOCKED_SECONDS = 60.0  # that a run of an earlier call, which was killed, may take for its last checkpoint
+LOCKED_SECONDS = 60.0  # for the last checkpoint of a run whose call was killed
 TELL_SECONDS = 30.0
 
 
@@ -81,12 +82,12 @@ def steps(settings: Settings, choices: Choices) -> list[Step]:
 
 
 def environment(precision: str, *flags: str, compile_anew: bool = False) -> dict[str, str]:
-    """What a process starts with: how float32 is multiplied, XLA flags, and no more of the GPU's memory than it needs.
+    """The environment of a process: the precision of float32 products, XLA flags, and no preallocation of GPU memory.
 
     Arguments:
         precision: float32 (products in full precision), tf32 or bfloat16 (JAX's default).
         flags: XLA flags; a later one of the same name wins.
-        compile_anew: use no programs that were compiled before.
+        compile_anew: do not use cached programs.
     """
     found = {name: value for name, value in os.environ.items() if name != "JAX_DEFAULT_MATMUL_PRECISION"}
     found |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if precision == "float32" else {}
@@ -95,23 +96,23 @@ def environment(precision: str, *flags: str, compile_anew: bool = False) -> dict
 
 
 def joined(*flags: str) -> str:
-    """XLA flags as one text, each name once: the last one counts."""
+    """XLA flags as one text. For each name, only the last flag is kept."""
     words = [word for text in flags for word in text.split()]
     return " ".join({word.partition("=")[0]: word for word in words}.values())
 
 
 def ask(name: str, at: Workplace, **given: Any) -> Any:
-    """What `experiments.gpu.on_device NAME` answers. Raises ChildFailed."""
+    """The answer of `experiments.gpu.on_device NAME`. Raises ChildFailed."""
     words = ("-m", "experiments.gpu.on_device", name, json.dumps(given))
     said = children.run(*words, log=at.folder.place(f"{name}.log"), answers=True, env=environment("float32"))
     return json.loads(said.splitlines()[-1])
 
 
-# The checks. If one fails, what is measured and trained afterwards would mean nothing.
+# The checks. If one fails, later measurements and trainings mean nothing.
 
 
 def devices(at: Workplace) -> list[Line]:
-    """JAX sees the accelerator, and it computes."""
+    """Checks that JAX sees the accelerator and can compute on it."""
     found = ask("devices", at)
     right = found["platform"] != "cpu" or at.settings.device == "cpu"
     memory = f", {found['memory_bytes'] / 2**30:.1f} GiB" if found["memory_bytes"] else ""
@@ -130,7 +131,7 @@ def base_flags(at: Workplace) -> str:
 
 
 def training(at: Workplace, path: Path, steps: int, *more: str, flags: str = "") -> dict[str, Any]:
-    """A process that trains a run whose bits are compared, for `children.run_all`."""
+    """The arguments for `children.run_all` of a training whose final bits are compared."""
     s = at.settings
     words = ["-m", "fdg_jax.experiments.cifar", "--model", s.check_model, *s.check_words.split(), *WORDS.split()]
     env = environment(at.choices.precision, base_flags(at), flags, compile_anew=s.compile_anew)
@@ -139,7 +140,8 @@ def training(at: Workplace, path: Path, steps: int, *more: str, flags: str = "")
 
 
 def twice(at: Workplace, flags: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """The summaries of two trainings with the XLA flags of each kind, all side by side. Raises ChildFailed."""
+    """{kind: summaries of two trainings} for each kind of XLA flags, all trained at the same time. Raises
+    ChildFailed."""
     paths = {kind: [at.folder.place(f"{kind}-{i}".replace(" ", "-")) for i in (1, 2)] for kind in flags}
     n = at.settings.check_steps
     children.run_all([training(at, path, n, flags=flags[kind]) for kind, both in paths.items() for path in both])
@@ -147,9 +149,9 @@ def twice(at: Workplace, flags: Mapping[str, str]) -> dict[str, list[dict[str, A
 
 
 def determinism(at: Workplace) -> list[Line]:
-    """The same training twice, side by side in processes that compile for themselves, ends in the same bits with
-    XLA's flag for that, or else with that and without autotuning; `flags` is what it took, and all other steps have
-    them. What happens without the flag is only told."""
+    """Checks that a training repeats its bits. It runs twice, side by side, in processes that compile for themselves,
+    with XLA's determinism flag; if the bits differ, again without autotuning. `flags` are the flags that were needed
+    besides; all other steps use them. The result without the determinism flag is only reported."""
 
     def alike(kind: str) -> bool:
         return len({each["final_state_sha256"] for each in found[kind]}) == 1
@@ -169,7 +171,7 @@ def determinism(at: Workplace) -> list[Line]:
 
 
 def reference(at: Workplace) -> str:
-    """The hash in which the determinism check ended. Raises ChildFailed where it has none."""
+    """The final hash of the determinism check. Raises ChildFailed if there is none."""
     for line in at.folder.lines("determinism"):
         if "state_sha256" in line:
             return line["state_sha256"]
@@ -177,7 +179,8 @@ def reference(at: Workplace) -> str:
 
 
 def resume(at: Workplace) -> list[Line]:
-    """A run that was stopped in the middle and continued by another process ends in the bits of one that was not."""
+    """Checks that a run that was stopped and resumed in another process ends in the same bits as an uninterrupted
+    run."""
     path, n, whole = at.folder.place("resumed"), at.settings.check_steps, reference(at)
     for each in (training(at, path, n // 2), training(at, path, n, "--resume")):
         children.run_all([each])
@@ -187,7 +190,7 @@ def resume(at: Workplace) -> list[Line]:
 
 
 def engines(at: Workplace) -> list[Line]:
-    """The engines train the same, and what plain JAX trains."""
+    """Checks that the engines train the same weights, and the same as plain JAX."""
     found = ask("engines", at, model="resnet8", K=3, steps=10, batch_size=16)
     most, wrong, bound = max(found["from_oracle"].values()), found["one_update_sooner"], found["bound"]
     close, telling = max(most, found["between_engines"]) <= bound, wrong >= found["needed_ratio"] * bound
@@ -201,7 +204,7 @@ def engines(at: Workplace) -> list[Line]:
 
 
 def memory(at: Workplace) -> list[Line]:
-    """What the training command predicts of the memory is what the arrays take."""
+    """Checks that arrays take the memory that the training command predicts."""
     found = ask("memory", at, model=at.settings.check_model, K=2, batch_size=at.settings.batch_size)
     taken = {"arrays": found["live_bytes"], "the device's own count": found["in_use_bytes"]}
     ratios = {name: size / found["predicted_bytes"] for name, size in taken.items() if size is not None}
@@ -210,7 +213,7 @@ def memory(at: Workplace) -> list[Line]:
              for name in ("predicted", "temporary", "peak")}  # fmt: skip
     says = f"{found['model']}, K={found['K']} on one device: predicted {shown['predicted']}, taken at most: "
     says += ", ".join(each)
-    if found["peak_bytes"] is not None:  # also what compiling and choosing kernels took, so it is only told
+    if found["peak_bytes"] is not None:  # this includes compiling and choosing kernels, so it is only reported
         says += f"; with temporary buffers (the largest {shown['temporary']}) {shown['peak']}"
     return [{"passed": all(LEAST <= ratio <= MOST[name] for name, ratio in ratios.items()), "says": says, **found}]
 
@@ -219,8 +222,8 @@ def memory(at: Workplace) -> list[Line]:
 
 
 def compare(at: Workplace, sides: Mapping[str, str], model: str, precision: str) -> list[Line]:
-    """A line for each of these sides, by benchmarks.images_per_second. sides: what is measured, by what lines call it;
-    the first is the baseline. One that fails has no `ratio`. Raises ChildFailed if the first does."""
+    """A line for each side, measured by benchmarks.images_per_second. sides: {name in the lines: side}; the first is
+    the baseline. A side that fails has no `ratio`. Raises ChildFailed if the baseline fails."""
     s, file, log = at.settings, at.folder.place("speeds.jsonl"), at.folder.place("speeds.log")
     words = ["--model", model, "--batch-size", str(s.batch_size), "--windows", str(s.windows), "--device", s.device]
     words += ["--seconds", str(s.seconds), "--precision", "highest" if precision == "float32" else "default"]
@@ -244,7 +247,7 @@ def compare(at: Workplace, sides: Mapping[str, str], model: str, precision: str)
 
 
 def speeds(at: Workplace, model: str, precision: str) -> list[Line]:
-    """Images per second of one network in one precision: every engine, and PyTorch where it has the network."""
+    """Images per second of one network in one precision: of every engine, and of PyTorch if it has the network."""
 
     def has_network(side: str) -> bool:
         try:
@@ -256,8 +259,8 @@ def speeds(at: Workplace, model: str, precision: str) -> list[Line]:
 
 
 def flags(at: Workplace) -> list[Line]:
-    """XLA flags for many small programs: each is a process, for XLA reads them once. A process whose flag this XLA does
-    not know ends, and its line says so."""
+    """XLA flags for many small programs. Each flag needs a process, as XLA reads flags only once. If XLA does not know
+    a flag, the process ends, and its line says so."""
     known = {"as it is": "", **{name: flag for name, (flag, _) in at.settings.flags.items()}}
     always = joined(DETERMINISTIC, base_flags(at))
     sides = {name: f"{ROW_SIDE}:xla={joined(always, flag)}" for name, flag in known.items()}
@@ -266,8 +269,8 @@ def flags(at: Workplace) -> list[Line]:
 
 
 def row_flags(at: Workplace) -> list[Line]:
-    """The XLA flags that the rows are trained with: the fastest of those that change only how kernels are launched, if
-    training with them ends in the very bits of the determinism check; else none."""
+    """The XLA flags for training the rows: the fastest of those that only change how kernels are launched, if training
+    with them ends in the same bits as the determinism check; else none."""
     launch = {name for name, (_, launching) in at.settings.flags.items() if launching}
     found = [line for line in at.folder.lines("flags") if line.get("ratio", 0) >= FASTER and line["side"] in launch]
     tried = list[str]()
@@ -287,7 +290,7 @@ def row_flags(at: Workplace) -> list[Line]:
 
 
 def together(at: Workplace) -> list[Line]:
-    """How many rows to train at a time: images per second of all processes together."""
+    """How many rows to train at a time, by the images per second of all processes together."""
     model, flag = at.settings.models[0], at.folder.line("row-flags").get("flags", "")
     side = f"{ROW_SIDE}:xla={joined(DETERMINISTIC, base_flags(at), flag)}"
     sides = {str(n): side + f":copies={n}" * (n > 1) for n in at.settings.together}
@@ -316,11 +319,12 @@ def host(at: Workplace) -> list[Line]:
     return [{**row, "says": says[row["row"]].format_map(row)} for row in lines_of(file) if row["row"] in says]
 
 
-# The rows of a network: its runs by the training command, several at a time, each going on where it stands.
+# The rows of a network: its runs by the training command, several at a time; unfinished ones are resumed.
 
 
 def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
-    """By the speed measured for this network; evaluations and compiling come on top. Before that, a guess if any."""
+    """The seconds of a network's rows by its measured speed, without evaluations and compiling. Before the measurement:
+    a guess, if any."""
     found, speed = at.folder.line("together"), None
     if found.get("model") == model:
         speed = found["images_per_second"][str(found["jobs"])]
@@ -344,7 +348,7 @@ def row_refusal(model: str, runs: Sequence[Run], at: Workplace) -> str:
 
 
 def data_missing(at: Workplace) -> str:
-    """What the rows lack, "" if nothing."""
+    """A sentence on the data that the rows lack; "" if none is missing."""
     try:
         found = at.settings.dataset != "cifar10" or cifar.find("cifar10", at.choices.data_dir)
     except BadInput as error:
@@ -353,7 +357,7 @@ def data_missing(at: Workplace) -> str:
 
 
 def train(runs: Sequence[Run], at: Workplace) -> list[Line]:
-    """Trains all runs that are not done. Raises ChildFailed for one that fails."""
+    """Trains all unfinished runs. Raises ChildFailed if one fails."""
     going, jobs, told = dict[str, Child](), at.folder.line("together").get("jobs", 1), time.monotonic()
     try:
         wait_for_earlier(runs, at)
@@ -392,8 +396,8 @@ def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
 
 
 def begin(run: Run, at: Workplace) -> Child:
-    """Starts a run, or goes on with it. What is added to the table's words changes nothing that is trained. SIGUSR1
-    stops it, after a checkpoint, and any number of these means the same."""
+    """Starts or resumes a run. The words added to the table's command do not change the training. SIGUSR1 stops the run
+    after a checkpoint; repeated signals have no further effect."""
     s, path = at.settings, at.folder.rows / run.name
     words = command(run, str(at.choices.data_dir) if at.choices.data_dir else None, str(path))[1:]
     words += ["--resume", "auto", "--keep", "1", "--no-tensorboard", "--evaluate-every", str(s.every[0])]
@@ -408,7 +412,7 @@ def tell(going: Mapping[str, Child]) -> None:
 
 
 def tidy(runs: Sequence[Run], at: Workplace) -> None:
-    """Removes the checkpoints of runs that are done: they are what is large in the folder."""
+    """Removes the checkpoints of finished runs: they are the large files in the folder."""
     for run in runs:
         path = at.folder.rows / run.name / CHECKPOINTS
         if path.exists() and state(run, at.folder.rows).kind == DONE:

@@ -1,1 +1,1 @@
-"""What the tables share: their runs, results, pictures and commands."""
+"""The tables' common code: their runs, results, pictures and commands."""

@@ -1,8 +1,8 @@
-"""Estimates how long the runs of a table would take: the steps they still have to do, times the time of a step.
+"""Estimates how long the runs of a table would take: their remaining steps times the time of a step.
 
-The time of a step is measured with the run's own flags by the training command, in a process of its own and on
-synthetic images. It is measured once for all runs whose steps take the same time, and kept in the user's cache
-directory. The estimate does not include evaluations and checkpoints.
+The training command measures the time of a step with the run's own flags, in a process of its own and on synthetic
+images. This is done once for all runs whose steps take the same time, and kept in the user's cache directory. The
+estimate does not include evaluations and checkpoints.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ from fdg_jax.machine import facts
 from fdg_jax.machine.cores import pinned
 from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, unit, version
 
-IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # to train on
-AREA = {"tiny_imagenet": 4, "cifar10_16": 1 / 4}  # pixels, in those of the 32x32 images that are measured with
+IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # training images
+AREA = {"tiny_imagenet": 4, "cifar10_16": 1 / 4}  # pixels relative to the 32x32 images of the measurement
 # Flags that do not change the time of a step.
 WITHOUT_TIME = (
     *("beta", "seed", "epochs", "evaluate_every", "drain", "train_size", "hold_out", "learning_rate", "momentum"),
     *("anneal_updates", "discrepancy", "compensation_strength", "gate_decay", "text"),
 )
-FEW, MANY = 5, 150  # steps; where an accelerator takes many steps a dispatch, a few are not timed at all
-SHORT_SECONDS = 10.0  # a shorter time than that tells too little: the first steps wait for what is still compiled
+FEW, MANY = 5, 150  # steps; if an accelerator takes many steps per dispatch, a few steps are not timed at all
+SHORT_SECONDS = 10.0  # shorter times mean little, as the first steps wait for compiling
 LIMIT_SECONDS = 180
-TYPICAL_SECONDS = 30.0  # what measuring a small network takes on a quiet machine
+TYPICAL_SECONDS = 30.0  # for measuring a small network on a quiet machine
 WHAT = "step times"
 
 
@@ -50,9 +50,9 @@ class Step(NamedTuple):
 
 
 def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, again: bool = False) -> int:
-    """Prints what is measured, one line per run, and the total.
+    """Prints the estimate, one line per run, and the total.
 
-    given: seconds per step, instead of measuring. again: also measures what was measured before.
+    given: seconds per step, instead of measuring. again: also measures again the times that are known.
     """
     if given is not None and not (given > 0 and math.isfinite(given)):
         raise BadInput(f"--seconds-per-step {given}: use a positive number.")
@@ -77,7 +77,7 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
 
 
 def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple, Step]:
-    """The step time of every kind of run among these. First prints how many are measured and how long that takes."""
+    """The step time of every kind of run. First prints how many times are measured and how long that takes."""
     from fdg_jax.machine import kept_times  # imports JAX, which the other verbs do not need
 
     kinds: dict[tuple, Run] = {}
@@ -101,7 +101,7 @@ def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple
 
 
 def conditions(run: Run, core: int | None) -> dict[str, Any]:
-    """All that the time of a step depends on, as far as it can be known without starting JAX."""
+    """Everything that the time of a step depends on and that is known without starting JAX."""
     prefixes = ("JAX_", "XLA_", "CUDA_", "FDG_JAX_", "GLIBC_TUNABLES")
     code = hashlib.sha256()
     for file in sorted((ROOT / "fdg_jax").rglob("*.py")):
@@ -119,7 +119,7 @@ def conditions(run: Run, core: int | None) -> dict[str, Any]:
 
 
 def steps_left(run: Run, now: State) -> int:
-    """The batches that a missing or interrupted run still has to train on. The last, smaller one of an epoch counts."""
+    """The remaining batches of a missing or interrupted run. The smaller last batch of an epoch counts as one."""
     images = run.flags.get("train_size") or IMAGES[run.flags["dataset"]] - run.flags.get("hold_out", 0)
     per_epoch = run_length(images, run.flags["batch_size"], run.flags["epochs"]).per_epoch
     done = {MISSING: 0.0, CUT_OFF: now.epochs}.get(now.kind, run.flags["epochs"])
@@ -132,9 +132,9 @@ def step_kind(run: Run) -> tuple:
 
 
 def measured(run: Run, core: int | None) -> Step:
-    """The time of a step, from a few steps; from more if those were not timed or took next to no time."""
+    """The time of a step, measured over a few steps; over more if those were not timed or took too little time."""
     flags = run.flags
-    rate, problem = once(run, 2 * flags["K"] + FEW, core)  # 2K may compile and are not timed
+    rate, problem = once(run, 2 * flags["K"] + FEW, core)  # the first 2K may compile and are not timed
     timed = FEW
     if not problem and (rate is None or FEW * flags["batch_size"] / rate < SHORT_SECONDS):
         rate, problem = once(run, 2 * flags["K"] + MANY, core)
@@ -153,7 +153,7 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     """Trains for so many steps of the run.
 
     Returns: (examples per second, why there is no such number). Only the command for CIFAR has synthetic images, so it
-    also stands in for runs on other images. A run on text has its text.
+        is used for runs on other images too. A run on text uses its own text.
     """
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
@@ -161,7 +161,7 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
         flags, made = dict(run.flags), Run(run.name, {})
         if "text" in flags:
             made = made._replace(module=run.module)
-            few["hold_out"] = flags["batch_size"]  # the last evaluation is not what is measured
+            few["hold_out"] = flags["batch_size"]  # keeps the last evaluation short, as it is not measured
         else:
             few["dataset"] = "synthetic"
             flags = {name: value for name, value in flags.items() if name not in ("train_size", "hold_out")}
@@ -172,7 +172,7 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
                     [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS,
                 )  # fmt: skip
-        except subprocess.TimeoutExpired:  # what it has logged may be enough: its last evaluation takes long
+        except subprocess.TimeoutExpired:  # the logged lines may be enough: the last evaluation takes long
             lines = read_metrics(path / METRICS)
             return examples_per_second(run, lines[-1]) if lines else None, f"{LIMIT_SECONDS} s were not enough"
         if done.returncode:
@@ -181,13 +181,13 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
 
 
 def examples_per_second(run: Run, of: Mapping[str, Any]) -> float | None:
-    """The speed in a summary or a logged line, in images or in blocks of a text."""
+    """The speed in a summary or a logged line, in images or in blocks of text."""
     speed = of.get(f"{unit(of)}_per_second")
     return speed and speed / run.flags.get("block_size", 1)
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that a person would use: 40 s, 12 minutes, 7.5 hours, 41 days."""
+    """A time in a readable unit: 40 s, 12 minutes, 7.5 hours, 41 days."""
     for name, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {name}"

@@ -1,4 +1,4 @@
-"""What a few seeds say: their results, the cells that show them, and differences with Student's intervals."""
+"""The results of a few seeds, their cells in a table, and differences with Student's intervals."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.report.intervals import Interval, interval, paired
 
-MIN_SEEDS = 3  # fewer decide nothing
+MIN_SEEDS = 3  # with fewer seeds nothing is decided
 
 
 class Seeds(NamedTuple):
@@ -17,7 +17,7 @@ class Seeds(NamedTuple):
 
     @property
     def n(self) -> int:
-        """The runs that have ended, in either way."""
+        """The number of finished and diverged runs."""
         return len(self.by_seed) + len(self.diverged)
 
     @property
@@ -37,8 +37,8 @@ class Seeds(NamedTuple):
         return found.told(digits) if found else ""
 
     def cells(self, planned: int, marks: Mapping[int, str], digits: int = 2) -> list[str]:
-        """Of a row: n, mean, standard deviation, and each by seed. planned: how many seeds there will be. marks: what
-        stands behind a seed's value."""
+        """Cells of a row: n, mean, standard deviation, and the values by seed. planned: how many seeds there will be.
+        marks: {seed: text after its value}."""
         found = self.interval()
         of = "" if self.n == planned else f" of {planned}"
         lost = f", {len(self.diverged)} diverged" if self.diverged else ""
@@ -60,7 +60,7 @@ def of_runs(
     lines: Mapping[str, Mapping[str, Any]], names: Mapping[int, str],
     value: Callable[[Mapping[str, Any]], float | None] = error,
 ) -> Seeds:  # fmt: skip
-    """The results of runs that have ended. names: seed -> run. value(line): None where it is not finite."""
+    """The results of runs that have ended. names: seed -> run. value(line): the result; None if it is not finite."""
     found = {seed: lines[name] for seed, name in names.items() if name in lines}
     values = {seed: None if line.get("diverged") else value(line) for seed, line in found.items()}
     finite = {seed: each for seed, each in values.items() if each is not None}

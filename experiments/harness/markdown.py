@@ -1,4 +1,4 @@
-"""The parts that pages share: a Markdown table, how much has run, and where.
+"""Common parts of pages: Markdown tables, the progress of runs, and the machines they ran on.
 
 A page is the file `experiments/pages/<table>.md.in` with its `{names}` filled in from results.
 """
@@ -15,7 +15,8 @@ Line = Mapping[str, Any]
 
 
 class Blocks(dict[str, str]):
-    """What fills the names of a page. One that is not here is a file beside the page, which several pages share."""
+    """The texts that replace the names of a page. A name that is missing here is a file in the pages' folder, which
+    several pages share."""
 
     def __missing__(self, name: str) -> str:
         return (PAGES / f"{name}.md.in").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ def title(page: str) -> str:
 
 
 def filled(page: str, blocks: Mapping[str, str]) -> str:
-    """The text of a page; a paragraph whose block is empty is left out."""
+    """The text of a page. A paragraph with an empty block is left out."""
     text = Blocks()[page].format_map(Blocks(blocks))
     return "\n\n".join(part for part in (each.strip("\n") for each in text.split("\n\n")) if part) + "\n"
 
@@ -39,8 +40,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def hours(lines: Iterable[Line]) -> str:
-    """`1.5 core-hours, 0.2 h on a shared GPU`: what runs took, evaluations included. On a CPU each had a core, on a GPU
-    several shared the device. One that has diverged is not counted."""
+    """`1.5 core-hours, 0.2 h on a shared GPU`: the time of runs, with evaluations. On a CPU each run had a core, on a
+    GPU several shared the device. Diverged runs are not counted."""
     took = {False: 0.0, True: 0.0}
     for line in lines:
         took[on_gpu(line)] += (line.get("seconds") or 0.0) / 3600
@@ -60,7 +61,7 @@ def on_gpu(line: Line) -> bool:
 
 
 def by_place(lines: Mapping[str, Line]) -> dict[tuple[str, ...], list[str]]:
-    """(machine, versions, environment) -> the names of the runs that were made there, the most frequent first."""
+    """{(machine, versions, environment): the names of the runs made there}, the most frequent place first."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name, line in lines.items():
         found.setdefault(place(line), []).append(name)
@@ -68,7 +69,7 @@ def by_place(lines: Mapping[str, Line]) -> dict[tuple[str, ...], list[str]]:
 
 
 def place(line: Line) -> tuple[str, ...]:
-    """The machine, as far as it was recorded, the versions, and what the environment has to have."""
+    """The recorded machine, the versions, and the environment variables that a run needs."""
     hardware, versions = line["hardware"], line["versions"]
     cores, gpus = hardware["cpus"], dict.fromkeys(hardware["devices"]) if on_gpu(line) else ()
     used = f", {hardware['usable_cores']} used" if hardware.get("usable_cores", cores) != cores else ""
@@ -81,7 +82,7 @@ def place(line: Line) -> tuple[str, ...]:
 
 
 def marks(lines: Mapping[str, Line]) -> dict[str, str]:
-    """Run -> " [b]" where it was made in another place than most; `origin` says what b is."""
+    """{run: " [b]"} for runs made in another place than most; `origin` explains b."""
     return {name: f" [{chr(98 + nth)}]" for nth, names in enumerate([*by_place(lines).values()][1:]) for name in names}
 
 

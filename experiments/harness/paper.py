@@ -1,7 +1,7 @@
-"""What the paper's tables of test errors share: the three runs behind a printed number, its row, its page.
+"""The common code of the paper's tables of test errors: the three runs behind a printed number, its row, its page.
 
-A run is named by its setting (network, data, method, K, beta, order, seed), so that a setting which several tables
-show is run once, and so that a number which two of them print differently is noticed and shown with both values.
+A run is named by its setting (network, data, method, K, beta, order, seed). So a setting in several tables is run only
+once, and if two tables print different numbers for a setting, both values are shown.
 """
 
 import statistics
@@ -24,7 +24,7 @@ MODELS = {
     "ResNet-20": "resnet20", "ResNet-56": "resnet56", "ResNet-110": "resnet110", "ResNet-1202": "resnet1202",
     "ResNet-18": "resnet18", "WRN-28-10": "wrn28_10", "MobileNet v2": "mobilenet_v2",
 }  # fmt: skip
-PROGRAMS = {"tiny_imagenet": "fdg_jax.experiments.tiny_imagenet"}  # the others': that of Run
+PROGRAMS = {"tiny_imagenet": "fdg_jax.experiments.tiny_imagenet"}  # for other data: the default of Run
 HEADS = (
     "network", "method", "K", "beta", "paper: test error %", "ours: test error %", "n",
     "minus BP, by seed: mean (95% interval)", "command, S = 0, 1, 2",
@@ -36,7 +36,7 @@ SHORTER = (
 
 
 def trained(cell: Cell) -> Cell:
-    """The setting whose runs the cell shows. With two stages, DDG is FDG without shrinking (a test checks that)."""
+    """The setting of the runs in this cell. With two stages, DDG is FDG without shrinking (a test checks that)."""
     return cell._replace(method="FDG", beta=1.0) if (cell.method, cell.K) == ("DDG", 2) else cell
 
 
@@ -47,7 +47,7 @@ def name(cell: Cell, seed: int) -> str:
 
 
 def forward_first(cell: Cell) -> bool:
-    """Whether the cell names this order. Backward first is the default, and the run of tables that name no order."""
+    """Whether the cell has the order forward first. Backward first is the default, also for tables without an order."""
     return cell.order == "forward-first"
 
 
@@ -71,12 +71,12 @@ def runs(cells: Iterable[Cell], epochs: int = EPOCHS) -> tuple[Run, ...]:
 
 
 def errors(cell: Cell, lines: Lines) -> Seeds:
-    """Our test errors of the finished seeds."""
+    """The measured test errors of the finished seeds."""
     return of_runs(lines, {seed: name(trained(cell), seed) for seed in SEEDS})
 
 
 def median_line(cell: Cell, lines: Lines) -> Mapping[str, Any] | None:
-    """The run in the middle (the better one of the two where n is 2), for a curve."""
+    """The run with the median error (for n = 2 the better one), for a curve."""
     names = [name(trained(cell), seed) for seed in SEEDS]
     found = [lines[name] for name in names if name in lines]
     ranked = sorted(found, key=lambda line: line["test_error_percent"])
@@ -93,7 +93,7 @@ def ours(found: Seeds) -> list[str]:
 
 
 def papers(cell: Cell, own: str) -> str:
-    """The printed number, and what else the paper prints for it. own: the table that contains the cell."""
+    """The printed number, and other numbers that the paper prints for the same setting. own: the table of the cell."""
     if not cell.error:
         return ""
     rest = [f"first published: {cell.published}"] if cell.published else []
@@ -103,7 +103,7 @@ def papers(cell: Cell, own: str) -> str:
 
 
 def elsewhere(cell: Cell, own: str) -> list[tuple[str, str]]:
-    """(table, number) where another table prints this setting otherwise, differences in the * included."""
+    """(table, number) for each other table that prints another number (or another *) for this setting."""
     others = [(table, other) for table in TABLES if table != own for other in printed(table)]
     same = [(table, other.error) for table, other in others if name(other, 0) == name(cell, 0)]
     return [(table, error) for table, error in dict.fromkeys(same) if error != cell.error]

@@ -1,4 +1,4 @@
-"""Every picture of a table is a PNG file in one style: curves over epochs, bars, or what a table draws on a canvas."""
+"""The pictures of tables, PNG files in one style: curves over epochs, bars, or a table's own drawing on a canvas."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from fdg_jax.pages.charts import LIGHT, canvas, plain
 
 INK, MARK = LIGHT["ink"], "#9aa5b1"
 BAR, REFERENCE = "#0072b2", "#d55e00"
-NO_RESULT = "no result yet"  # where a picture would be empty; runs that only tune may have been made
+NO_RESULT = "no result yet"  # in place of an empty picture; tuning runs may be finished
 TEST_ERROR = "test error (% of the test images)"
 
 
@@ -19,7 +19,8 @@ def say_empty(axes: Any, text: str = NO_RESULT, height: float = 0.5) -> None:
 
 
 class Curve(NamedTuple):
-    """A curve over epochs. style: matplotlib's line style. marker: of the evaluations. line: a result line."""
+    """A curve over epochs. style: matplotlib's line style. marker: the mark of evaluations. line: the result line of
+    the run."""
 
     label: str
     colour: str
@@ -29,10 +30,10 @@ class Curve(NamedTuple):
 
 
 def curves(path: Path, title: str, x_label: str, shown: Sequence[Curve], long: bool = False) -> None:
-    """Training loss above, test error below, one legend beside both.
+    """Draws training loss above, test error below, and one legend for both.
 
     long: for hundreds of epochs. The test error is then on a logarithmic axis. A second column has both over hours: a
-        curve's epochs times the mean time of one of its epochs, evaluations included.
+        curve's epochs times the mean time of its epochs, with evaluations.
     """
     with canvas(path, title, (15 if long else 10, 7)) as figure:
         grid = figure.subplots(2, 1 + long, sharex="col", sharey="row", squeeze=False)
@@ -61,7 +62,7 @@ def curves(path: Path, title: str, x_label: str, shown: Sequence[Curve], long: b
 
 
 def plot_curve(above: Any, below: Any, curve: Curve, unit: float) -> None:
-    """unit: the length of an epoch on the x axis."""
+    """Draws one curve. unit: the length of an epoch on the x axis."""
     look: dict[str, Any] = {"color": curve.colour, "ls": curve.style, "label": curve.label}
     training, tests = curve.line["training_curve"], curve.line["evaluations"]
     losses = [math.nan if loss is None else loss for loss in training["train_loss"]]
@@ -73,7 +74,7 @@ def plot_curve(above: Any, below: Any, curve: Curve, unit: float) -> None:
 
 
 def mark_learning_rates(both: Sequence[Any], shown: Sequence[Curve]) -> None:
-    """A dotted line where the learning rate falls, for the falls that all curves share."""
+    """Draws dotted lines where the learning rate falls, for the falls that all curves share."""
     shared = [falls(curve.line["training_curve"]) for curve in shown]
     for epoch, rate in shared[0] if shared else []:
         if all((epoch, rate) in others for others in shared):
@@ -92,7 +93,7 @@ def falls(training: Mapping[str, Sequence[float]]) -> list[tuple[float, float]]:
 
 
 def bar_label(name: str, diverged: int) -> str:
-    """What a bar is called of whose runs so many have diverged."""
+    """The label of a bar, with the number of its diverged runs."""
     return f"{name} ({diverged} diverged)" if diverged else name
 
 
@@ -100,11 +101,11 @@ def bars(
     path: Path, title: str, x_label: str, groups: Mapping[str, Mapping[str, Sequence[float]]],
     reference: tuple[str, float] | None = None, by_number: bool = False,
 ) -> None:  # fmt: skip
-    """One mean per label as a horizontal bar, best first, and each of several values as a point.
+    """Draws one mean per label as a horizontal bar, the best first, and each of several values as a point.
 
-    groups: panel -> label -> values, one for each seed. Without values there is a label and no bar.
+    groups: panel -> label -> values, one for each seed. A label without values has no bar.
     reference: (label, value) of a line through all panels.
-    by_number: whether panels and picture are as high as they have bars, instead of equally high.
+    by_number: whether the height of panels follows their number of bars; else all are equally high.
     """
     numbers = [max(3, len(values)) for values in groups.values()]
     height, ratios = (1.5 + 0.27 * sum(numbers), numbers) if by_number else (7, [1] * len(numbers))
@@ -148,7 +149,8 @@ def bar_panel(axes: Any, values: Mapping[str, Sequence[float]]) -> None:
 def bars_beside(
     path: Path, title: str, x_label: str, labels: Sequence[str], series: Mapping[str, Sequence[float | None]]
 ) -> None:
-    """Two series of test errors side by side. The y axis does not start at zero; numbers stand above the bars.
+    """Draws two series of test errors side by side. The y axis does not start at zero; the bars have numbers above
+    them.
 
     labels: along the x axis. series: two names -> test errors in percent, one for each label, None if there is none.
     """

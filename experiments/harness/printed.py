@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """A number that the paper prints, or one that belongs beside those.
+    """A number that the paper prints, or a further setting of this package in the same table.
 
     network: as printed.
     error: the test error in percent as printed, with * if it is marked as rerun; "" if there is none.
@@ -46,7 +46,7 @@ def read(printed: str, dataset: str) -> tuple[Cell, ...]:
 
 
 def cells(make: Callable[..., Cell], method: str, K: int, text: str) -> list[Cell]:
-    """The cells of one printed place, which may hold two numbers of FDG. make: makes a Cell of that network."""
+    """The cells of one printed entry, which may hold two numbers of FDG. make: makes a Cell of the entry's network."""
     if text == "-":
         return []
     if "(" not in text:

@@ -15,7 +15,7 @@ from experiments.tuning import images, texts, tokens
 
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
 NOT_RUN = "not run"
-# What a row does -> (its arm on images, its arm on text); "" has none.
+# Row -> (its arm on images, its arm on text); "": no arm.
 ROWS = {
     "FDG": ("fdg", "fdg"),
     "FDG, `--beta 0.3`": ("beta", ""),
@@ -37,7 +37,7 @@ FEW = (
 
 
 def told(difference: Seeds, digits: int) -> str:
-    """A mean difference with its interval, where there are enough seeds."""
+    """A mean difference, with its interval if there are enough seeds."""
     return difference.told(digits) if len(difference.by_seed) >= MIN_SEEDS else NOT_RUN
 
 
@@ -66,14 +66,14 @@ def on_text(lines: Lines, name: str) -> str:
 
 
 def corrections(of_images: Lines, of_text: Lines, arms: Mapping[str, tuple[str, str]]) -> str:
-    """What corrections and optimizers leave of the price of late gradients."""
+    """The remaining cost of late gradients with each correction and optimizer."""
     heads = ("minus BP with the same optimizer", "images: test error, points", "text: test loss, nats per byte")
     rows = ([row, a and on_images(of_images, a), b and on_text(of_text, b)] for row, (a, b) in arms.items())
     return markdown.table(heads, rows)
 
 
 def over_bp(side: str) -> str:
-    """The images/s of a side on two cores over those of BP on one, of each network of the benchmark's page."""
+    """A side's images/s on two cores, divided by BP's on one core, for each network of the benchmark's page."""
     page = (ROOT / "benchmarks" / "results" / "several_processes.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith(f"| `{side}` | 2")]
     return " and ".join(cells[6].partition(" ")[0] for cells in rows)
@@ -111,7 +111,7 @@ def blocks() -> dict[str, str]:
 
 
 def readme(found: Mapping[str, str]) -> str:
-    """The README with its two tables as the results give them."""
+    """The README with its two tables filled in from the results."""
     text = README.read_text(encoding="utf-8")
     for name in ("length", "few"):
         marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"

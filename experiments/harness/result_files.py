@@ -1,8 +1,8 @@
-"""From run directories to `results/<table>.jsonl` and back: one line per finished run, with all that a table shows.
+"""Writes and reads `results/<table>.jsonl`: one line per finished run, with everything that a table shows.
 
-Tables that share their runs share the file: each reads its own lines and leaves the others as they are. A line does not
-say where data and runs are, not in its command either, since that differs between machines. A file is written
-completely or not at all.
+Tables that share their runs share the file: each reads its own lines and leaves the others as they are. A line,
+including its command, has no paths of data and runs, since these differ between machines. A file is written completely
+or not at all.
 """
 
 import json
@@ -32,7 +32,7 @@ EVALUATION = ("step", "epoch", "test_loss", "test_error_percent")
 
 
 def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], list[str]]:
-    """Writes the lines of all finished runs in runs_dir. A run that is not there keeps the line that it has.
+    """Writes the lines of all finished runs in runs_dir. A run that is missing there keeps its line.
 
     Returns: (names collected, names kept).
 
@@ -52,7 +52,8 @@ def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], lis
 
 
 def complete(table: Table, results: Path) -> Table:
-    """The table with the runs that its results decide on (`Table.then`). Raises BadInput as `entries` does."""
+    """The table with the further runs that follow from its results (`Table.then`). Raises BadInput as `entries`
+    does."""
     if not table.then:
         return table
     lines = entries(table, results)
@@ -61,7 +62,7 @@ def complete(table: Table, results: Path) -> Table:
 
 
 def measure(table: Table, results: Path) -> Iterator[str]:
-    """Measures the runs that have no line yet, writing and naming each as it is done."""
+    """Measures the runs that have no line yet. Writes each result at once and yields the run's name."""
     assert table.measure is not None
     lines = read(table, results)
     for run in table.runs:
@@ -103,7 +104,7 @@ def is_done(run: Run, runs_dir: Path) -> bool:
 
 
 def has_diverged(run: Run, runs_dir: Path) -> bool:
-    """Whether the run ended because its numbers were not finite: it has no summary then, and its output says so."""
+    """Whether the run ended because its numbers were not finite. Such a run has no summary, and its output says so."""
     output = runs_dir / f"{run.name}.log"
     if state(run, runs_dir).kind != CUT_OFF or not output.is_file():
         return False
@@ -112,8 +113,8 @@ def has_diverged(run: Run, runs_dir: Path) -> bool:
 
 
 def ended_lost(summary: Mapping[str, Any]) -> bool:
-    """Whether a run that came to its end has diverged: its training loss is not finite (null in the file), or huge."""
-    from fdg_jax.training import lifecycle  # it draws and so imports much, which `list` can do without
+    """Whether a finished run has diverged: its training loss is not finite (null in the file), or huge."""
+    from fdg_jax.training import lifecycle  # imports much for drawing, which `list` does not need
 
     loss = summary.get("train_loss")
     return lifecycle.has_diverged({"updates": [], **summary, "train_loss": math.nan if loss is None else loss})
@@ -138,7 +139,7 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
     """The table's results by the names of their runs, in the table's order; empty if there are none.
 
     Raises:
-        BadInput: a line is of another run; what the table asks for may have changed since.
+        BadInput: a line is of another run; the table's options may have changed since.
     """
     path, lines = file(table, results), entries(table, results)
     unknown = [name for name in lines if name not in [run.name for run in table.runs]]
@@ -156,7 +157,7 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
 
 
 def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
-    """All that is kept of a finished run; of one that has diverged `diverged` and not what it ended with."""
+    """The line of a finished run. For a diverged run it has `diverged` instead of the final results."""
     config, events = read_json(path / CONFIG), reading.events(path)
     summary = reading.summary(path) if (path / SUMMARY).is_file() else None
     if summary is None or (table.diverging and ended_lost(summary)):
@@ -191,7 +192,7 @@ def plain_platform(text: str) -> str:
 
 
 def thinned(events: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """At most CURVE_POINTS points, each the mean loss of equally many logged lines, at the last of them."""
+    """At most CURVE_POINTS points. Each is the mean loss of equally many logged lines, at the place of the last one."""
     size = math.ceil(len(events) / CURVE_POINTS) or 1
     groups = [events[at : at + size] for at in range(0, len(events), size)]
     return {

@@ -1,6 +1,6 @@
 """A run as data: a name, the flags of the training command, and the state of its run directory.
 
-This module does not import JAX and reads no more than necessary, so that a table is listed at once.
+This module does not import JAX and reads only what is necessary, so that a table is listed at once.
 """
 
 import os
@@ -26,8 +26,8 @@ class Run(NamedTuple):
     """A run of the training command.
 
     name: also that of the run directory.
-    flags: options of the training command, by their names in `Options`. They are all that the table depends on,
-        defaults included, so that a line still says it after a default has changed.
+    flags: options of the training command, by name: all on which the table depends, with their defaults. So a line
+        stays right after a default has changed.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     module: str = "fdg_jax.experiments.cifar"
 
     def cell(self, seed: int | str | None = None) -> str:
-        """Its command for a cell of a page. seed: what stands there instead of the run's own seed."""
+        """The run's command for a cell of a page. seed: the text in place of the run's own seed."""
         made = self if seed is None else self._replace(flags={**self.flags, "seed": seed})
         return f"`{shlex.join(command(made, None, None))}`"
 
@@ -46,15 +46,14 @@ Lines = Mapping[str, Mapping[str, Any]]  # results by the names of their runs
 class Table(NamedTuple):
     """A table: its runs, and how its page of results is made.
 
-    blocks(lines): what fills the names in braces of `pages/<page>.md.in`, made from the results alone.
-    page: which file that is, if not the one of the table's name. Its first line is the table's title.
+    blocks(lines): the texts for the names in braces of `pages/<page>.md.in`, made from the results alone.
+    page: the name of this file, if it is not the table's name. Its first line is the table's title.
     picture(lines, path): draws the results into a PNG file, if the table has a picture.
-    shares: the name under which several tables keep their runs and results, so that a run which two of them show is
-        made and kept once.
-    shortened(epochs): the same table with shorter runs, if the table has that.
-    then(lines): further runs, whose options are read from the lines of `runs`: what was tuned, trained with its choice.
-    diverging: whether a run that has diverged is a result, too. Its line has `diverged` and no error.
-    prepare(): makes what the runs need beside --data-dir, in a place that their options name.
+    shares: the name under which several tables keep their runs and results, so that a common run is made and kept once.
+    shortened(epochs): the same table with shorter runs, if the table has such a version.
+    then(lines): further runs, whose options follow from the lines of `runs`, such as runs with the tuned options.
+    diverging: whether a diverged run is a result, too. Its line has `diverged` and no error.
+    prepare(): makes files that the runs need besides --data-dir, at paths in their options.
     measure(run): the result line of a run that is not a training by the command; such a run has no directory.
     """
 
@@ -91,7 +90,7 @@ class State(NamedTuple):
     """The state of a run.
 
     kind: missing, running, cut off or done.
-    epochs: how many have been trained.
+    epochs: how many are trained.
     """
 
     kind: str
@@ -128,9 +127,10 @@ def state(run: Run, runs_dir: Path) -> State:
 
 
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
-    """Raises BadInput unless the run was made with the table's options and no others, as asked for or as settled.
+    """Raises BadInput unless the run was made with exactly the table's options (as asked for, or with defaults
+    settled).
 
-    It ignores options that were added to the command after the run was made.
+    Options that were added to the command after the run was made are ignored.
     """
     reading.check(path / CONFIG, config, {"asked": dict}, "Use another --runs-dir.", absent={})
     asked = {**config, **config.get("asked", {})}
@@ -153,8 +153,8 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def locked(path: Path) -> bool:
     """Whether a process is writing the run.
 
-    It reads the kernel's list of locks, since trying the lock could keep a run that is just starting from getting it.
-    Without such a list (not Linux), the answer is False.
+    The kernel's list of locks is read, since trying the lock could keep a starting run from getting it. Without such a
+    list (not Linux), the answer is False.
     """
     try:
         status, locks = path.stat(), Path("/proc/locks").read_text(encoding="utf-8")

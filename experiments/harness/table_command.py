@@ -1,4 +1,4 @@
-"""What can be done with a table: `python -m experiments.TABLE list|run|collect|render`."""
+"""The command of a table: `python -m experiments.TABLE list|run|collect|render`."""
 
 import argparse
 import fnmatch
@@ -30,8 +30,8 @@ from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.parser import Parser
 from fdg_jax.sweep import Planned
 
-COLLECTED, REFUSED = "collected", "refused"  # beside the states of a run's directory
-ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # those that are skipped, with a message, come first
+COLLECTED, REFUSED = "collected", "refused"  # in addition to the states of a run's directory
+ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # runs that are skipped, with a message, come first
 FLAGS: dict[str, dict[str, Any]] = {
     "epochs": {"type": int, "metavar": "N", "help":
         "the same table with runs of N epochs; run directories, results and page have names of their own"},
@@ -58,7 +58,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
-    """The command. Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
+    """The command. Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else the code of the first run that failed."""
     with output.forgiving():
         try:
             options = parser(table).parse_args(arguments)
@@ -75,7 +75,8 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(table: Table) -> Parser:
-    """A table without runs has verbs that --help does not name, only to say why it refuses them."""
+    """The parser of a table. A table without runs accepts verbs that --help does not list, only to explain why they are
+    refused."""
     listed = ("run", "render") if table.measure else tuple(VERBS) if table.runs else ("render",)
     root = Parser(
         prog=f"python -m experiments.{table.name}",
@@ -102,7 +103,7 @@ def has(table: Table, flag: str) -> bool:
 
 
 def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
-    """The runs that were asked for. Raises BadInput for a name or pattern that matches no run."""
+    """The runs selected on the command line. Raises BadInput for a name or pattern that matches no run."""
     names = [run.name for run in table.runs]
     if not names:
         raise BadInput(f"{table.name} has no runs of its own: use `render`; its page says where its numbers come from.")
@@ -139,24 +140,24 @@ def list_runs(table: Table, options: argparse.Namespace) -> None:
 
 
 def collected(line: Mapping[str, Any]) -> str:
-    """What `list` says of a run that has a line of results and no directory here."""
+    """The text of `list` for a run with a line of results and no directory on this machine."""
     if line.get("diverged"):
         return "collected, it has diverged"
     return f"collected, test error {line['test_error_percent']:.2f}%"
 
 
 def all_text(runs: Sequence[Run]) -> bool:
-    """Whether all runs train on text, which their own options name: nothing else needs to be found."""
+    """Whether all runs train on text. Their options name its files, so no data directory is needed."""
     return bool(runs) and all("text" in run.flags for run in runs)
 
 
 def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
-    """Where the commands of `list` run, and where they find their data."""
+    """A text on where the commands of `list` run, and where they find their data."""
     where = f"The commands run in {ROOT}"
     if data_dir or all_text(runs):
         return f"{where}."
     default = directories.default_data_dir()
-    download = all(run.module == Run("", {}).module for run in runs)  # the others never fetch their data
+    download = all(run.module == Run("", {}).module for run in runs)  # other commands never download data
     missing = ", what is missing is downloaded there" if download else ""
     return f"{where} and look for the data in {default}{missing}: `list --data-dir DIR` makes them look in DIR."
 
@@ -194,13 +195,13 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
 
 
 def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs: int) -> int:
-    """Makes all runs that are neither done nor being made by another process, `jobs` at a time, one process per core.
+    """Makes all runs that are neither done nor under way in another process, `jobs` at a time, one process per core.
 
     Each run is the command that `list` shows; its output goes to <runs-dir>/<name>.log.
 
-    Returns: the exit code, as of sweep.make_all.
+    Returns: the exit code, as sweep.make_all.
     """
-    sweep.cores_for(jobs)  # refuses numbers that cannot be, before directories are looked at
+    sweep.cores_for(jobs)  # refuses impossible numbers before directories are read
     runs_dir = runs_dir.resolve()
     data_dir = str(Path(data_dir).expanduser().resolve()) if data_dir else None  # the runs start in another directory
     waiting = sorted(runs, key=lambda run: ORDER[state(run, runs_dir).kind])
@@ -209,7 +210,8 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
 
 
 def planned(run: Run, runs_dir: Path, data_dir: str | None) -> Planned:
-    """A run as `sweep` takes it. Its state is looked at when it would start: another process may be at the table."""
+    """A run in the form that `sweep` takes. Its state is read when it would start, as another process may work on the
+    table."""
 
     def words() -> tuple[list[str], str] | None:
         now = state(run, runs_dir)
@@ -228,7 +230,7 @@ def collect(table: Table, options: argparse.Namespace) -> None:
     print(f"{result_files.file(table, options.results)}: collected {', '.join(new)}")
     lacking = [run.name for run in table.runs if run.name not in [*new, *kept]]
     for what, names in (("as they were", kept), ("not finished", lacking)):
-        if names:  # more than ten would hide the rest of what is said
+        if names:  # more than ten names would hide the rest of the text
             print(f"{what}: {', '.join(names) if len(names) <= 10 else f'{len(names)} runs, see `list`'}")
 
 
@@ -244,7 +246,7 @@ def render(table: Table, options: argparse.Namespace) -> None:
 
 
 RUN_FLAGS = ("jobs", "skip_collected", "dry_run", "seconds_per_step", "measure_again")
-VERBS = {  # what each does, what --help says of it, and its flags
+VERBS = {  # verb -> (its function, its text in --help, its flags)
     "list": (list_runs, "each run's state and its exact command line, to be run in the repository's root",
              ("epochs", "runs_dir", "data_dir", "only", "results")),
     "run": (run_runs, "run what is missing and continue what was cut off",

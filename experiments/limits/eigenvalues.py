@@ -11,7 +11,7 @@ import numpy as np
 
 
 def radius(a: float, m: float, c: float, tau: int) -> float:
-    """The largest modulus of a root: by how much an error grows per update."""
+    """The largest modulus of a root: the factor by which an error grows per update."""
     polynomial = np.zeros(tau + 3)
     polynomial[:3] = 1, -(1 + m), m
     polynomial[-2] += a * (1 + c)
@@ -32,5 +32,5 @@ def limit(m: float, c: float, tau: int) -> float:
 
 
 def exact_limit(tau: int) -> float:
-    """That of plain SGD without a correction: 2 sin(π / (2 (2 τ + 1)))."""
+    """The limit of plain SGD without a correction: 2 sin(π / (2 (2 τ + 1)))."""
     return 2 * math.sin(math.pi / (2 * (2 * tau + 1)))

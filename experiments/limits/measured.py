@@ -1,7 +1,7 @@
-"""The same limit from training: stage 1 of a pipeline is many parabolas side by side, one per curvature.
+"""The largest stable learning rate from training: stage 1 is many parabolas side by side, one per curvature.
 
-FDG backward first makes it τ = 2K-3 updates late with K stages, of which the others have no weights. The learning rate
-is 1, so that a curvature stands for the product of both.
+With K stages, FDG backward first makes stage 1 τ = 2K-3 updates late. The other stages have no weights. The learning
+rate is 1, so that the curvature equals the product of both.
 """
 
 import warnings
@@ -16,7 +16,7 @@ import optax
 import fdg_jax
 
 STEPS, WINDOW = 3000, 150  # a window is longer than the slowest oscillation, of about 4 τ + 2 updates
-GONE = 1e-20  # of a weight that began with 1; below 1e-38 float32 has no smaller ones
+GONE = 1e-20  # a weight that began at 1; float32 ends at 1e-38
 
 
 class Parabolas(nn.Module):
@@ -46,11 +46,12 @@ def loss(outputs, targets):
 def limit(
     m: float, tau: int, correct: str, options: dict[str, Any], points: int = 2000, steps: int = STEPS, low: float = 0.01
 ) -> float:
-    """The smallest curvature, of `points` between `low` and 2,000 `low` times 1 - m, at which the weight's largest
-    modulus in the last WINDOW updates is not less than in the WINDOW updates at half of the run; halfway to the one
-    below. Where there is none, it is looked for above.
+    """The limit: the middle between the smallest unstable curvature and the next smaller one. There are `points`
+    curvatures between `low` and 2,000 `low`, times 1 - m. A curvature is unstable if the weight's largest modulus in
+    the last WINDOW updates is not less than in the WINDOW updates at half of the run. If none is unstable, higher ones
+    are tried.
 
-    Raises: AssertionError where the measured staleness is not τ, or where the limit is below all curvatures.
+    Raises: AssertionError if the measured staleness is not τ, or if the limit is below all curvatures.
     """
     K, odd = divmod(tau + 3, 2)
     assert not odd, f"FDG backward first has odd staleness, and {tau} was asked for"
@@ -63,7 +64,7 @@ def limit(
     x = np.zeros((1, points), np.float32)
     made.init(jax.random.key(0), (x, x))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the loss becomes inf, as curvatures above the limit are among them
+        warnings.simplefilter("ignore")  # the loss becomes inf because of curvatures above the limit
         largest = [most_after(made, (x, x), steps // 2) for _ in range(2)]
     assert made.staleness[0] == tau
     with np.errstate(invalid="ignore"):
@@ -76,7 +77,7 @@ def limit(
 
 
 def most_after(made: fdg_jax.Pipeline, batch: Any, steps: int) -> Any:
-    """Trains for so many updates. The weight's largest modulus in the last WINDOW of them, per curvature."""
+    """Trains for so many updates. Returns the weight's largest modulus in the last WINDOW updates, per curvature."""
     most = 0.0
     for n in range(steps):
         made.step(batch)

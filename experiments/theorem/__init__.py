@@ -1,1 +1,1 @@
-"""The parts of `experiments.theorem1`: the bounds of Theorem 1, and what is measured against them."""
+"""The parts of `experiments.theorem1`: the bounds of Theorem 1, and the measurements that are compared with them."""

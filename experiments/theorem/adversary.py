@@ -1,8 +1,8 @@
-"""A search for quadratics that break Theorem 1 as printed where nothing simpler does: constant rate, full pipeline.
+"""A search for quadratics that break Theorem 1 as printed in the hardest case: constant rate, full pipeline.
 
-Hill climbing from random starts over everything that defines a quadratic: the Hessian (also indefinite, as the theorem
-assumes no convexity), the start, the noise, beta and the learning rate. It looks at the steps t >= 2(K-1), and for
-each at the run that stops after it, whose M is the smallest.
+It is hill climbing from random starts over everything that defines a quadratic: the Hessian (also indefinite, as the
+theorem assumes no convexity), the start, the noise, beta and the learning rate. Each step t >= 2(K-1) is judged by the
+run that stops after it, whose M is the smallest.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Found(NamedTuple):
 
     needed: the largest (change + gamma/2 Z_1) / (gamma^2 Z_2 as printed); above 1, the theorem is broken.
     tried: number of quadratics.
-    beta, L_gamma: of the best.
+    beta, L_gamma: of the best quadratic.
     """
 
     needed: float
@@ -29,7 +29,8 @@ class Found(NamedTuple):
 
 
 def needed(K: int, z: dict[str, Array], convex: bool) -> Array:
-    """[problems]: see Found. z: unconstrained numbers, "H" [problems, K, K] and so on; a module has one parameter."""
+    """`Found.needed` of each problem, [problems]. z: unconstrained numbers, "H" [problems, K, K] and so on; a module
+    has one parameter."""
     H = z["H"] @ z["H"].mT if convex else z["H"] + z["H"].mT
     H = H / np.linalg.norm(H, 2, (-2, -1), keepdims=True)  # L = 1
     beta, rate = unit(z["beta"]), unit(z["rate"])
@@ -47,7 +48,7 @@ def unit(z: Array) -> Array:
 
 
 def search(K: int, convex: bool, problems: int, rounds: int, seed: int) -> Found:
-    """Climbs from `problems` starts at once. A step that helps makes the next step of that climber larger."""
+    """Climbs from `problems` starts at once. After a successful step, a climber's next step is larger."""
     rng = np.random.default_rng(seed)
     shapes = {"H": (K, K), "start": (K,), "noise": (K,), "beta": (), "rate": ()}
     draw = lambda: {name: rng.normal(size=(problems, *shape)) for name, shape in shapes.items()}  # noqa: E731

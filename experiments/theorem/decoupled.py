@@ -1,7 +1,7 @@
 """The problems of Theorem 1 as Flax stages, trained by `fdg_jax.Pipeline`, many runs side by side.
 
-The axis that elsewhere is the batch holds independent runs here: each has its own parameters, samples and learning
-rate. The loss is a sum over the axis, so no run influences another, and one pipeline gives a sample of any size.
+Here the batch axis holds independent runs: each has its own parameters, samples and learning rate. The loss is a sum
+over this axis, so no run influences another, and one pipeline gives a sample of any size.
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ def losses(outputs, targets):
 
 
 def sgd(rates: Array) -> optax.GradientTransformation:
-    """Plain SGD, rates [runs]."""
+    """Plain SGD. rates: [runs]."""
     return optax.stateless(lambda grads, _: jax.tree.map(lambda g: -jnp.asarray(rates, g.dtype)[:, None] * g, grads))
 
 
 def pipeline(problem: Problem, beta: float, rates: Array, engine: str = "delay-line") -> fdg_jax.Pipeline:
-    """Forward first, the order of the paper's analysis: module k's gradient is 2(K-k) updates old."""
+    """The pipeline with the order of the paper's analysis, forward first: module k's gradient is 2(K-k) updates old."""
     K, p, _ = problem.matrices.shape
     stages = [Adds(tuple(map(tuple, matrix.tolist())), len(rates)) for matrix in problem.matrices]
     made = fdg_jax.Pipeline(
@@ -56,14 +56,14 @@ def pipeline(problem: Problem, beta: float, rates: Array, engine: str = "delay-l
 
 
 def trained(problem: Problem, beta: float, rates: Sequence[Array], drawn: Array) -> tuple[Array, list[int]]:
-    """Trains by the library.
+    """Trains with the library.
 
     Arguments:
-        rates: [T][runs]. The rate of t is that of all modules (Eq. 12).
-        drawn: [T, runs], which pair of the data is each run's batch t.
+        rates: [T][runs]. All modules have the rate of step t (Eq. 12).
+        drawn: [T, runs], the number of the data pair that is each run's batch t.
 
     Returns: theta [T+1, runs, K m] in the time of Eq. 12, and the measured staleness of stages 1..K. After batch t, the
-    delay-line engine stands at theta of t+1 (fdg_jax.stage.delay_line).
+        delay-line engine has theta of t+1 (fdg_jax.stage.delay_line).
     """
     run, now, path = pipeline(problem, beta, rates[0]), rates[0], []
     for rate, samples in zip(rates, drawn, strict=True):
@@ -77,10 +77,10 @@ def trained(problem: Problem, beta: float, rates: Sequence[Array], drawn: Array)
 
 
 def batch(problem: Problem, samples: Array) -> tuple[Array, Array]:
-    """(inputs, targets) [runs, p], the engine's float32."""
+    """(inputs, targets) [runs, p] in float32, as the engine takes them."""
     return problem.inputs[samples].astype(np.float32), problem.targets[samples].astype(np.float32)
 
 
 def parameters(run: fdg_jax.Pipeline) -> Array:
-    """[runs, K m], in float64 as everything that is computed from them."""
+    """The parameters [runs, K m] in float64, as all further computations."""
     return np.concatenate([np.asarray(v["params"]["theta"], np.float64) for v in run.params], -1)

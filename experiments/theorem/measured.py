@@ -1,4 +1,4 @@
-"""What theorem1.py's runs measure: the library's training, compared with exact expectations and the bounds."""
+"""The measurements of theorem1.py's runs: the library's training, compared with exact expectations and the bounds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Array = Any
 
 
 def on_grid(K: int, beta: float, L_gamma: Sequence[float], steps: int, samples: int, seed: int) -> dict[str, Any]:
-    """K and beta at all learning rates, trained as one pipeline with `samples` runs a rate."""
+    """The results for one K and beta at all learning rates, trained as one pipeline with `samples` runs per rate."""
     problem, filled = quadratic.coupled(K), 2 * (K - 1)
     gammas = [rate / problem.L for rate in L_gamma]
     drawn = np.random.default_rng([seed, K]).integers(0, len(problem.inputs), (steps, len(gammas) * samples))
@@ -27,10 +27,12 @@ def on_grid(K: int, beta: float, L_gamma: Sequence[float], steps: int, samples: 
 
 
 def at_rate(problem: quadratic.Problem, beta: float, rates: Sequence[float], changes: Array) -> dict[str, Any]:
-    """changes [T, samples]: of the loss, as trained. needed: the largest Z_2/(L M) that a step of the full pipeline
-    needs. above: steps whose exact expected change exceeds a bound. deviation: the largest distance of a step's
-    mean from its exact expectation, in standard errors. Then the step whose change comes closest to the printed bound
-    while the pipeline is full, in units of gamma M."""
+    """The results at one learning rate. changes [T, samples]: changes of the loss in training.
+
+    Returns: needed: the largest Z_2/(L M) that a step of the full pipeline needs. above: steps whose exact expected
+        change exceeds a bound. deviation: the largest distance of a step's mean from its exact expectation, in standard
+        errors. The other entries are of the step with a full pipeline whose change is closest to the printed bound, in
+        units of gamma M."""
     filled, gamma = 2 * (len(problem.matrices) - 1), rates[0]
     exact = problem.expected(beta, rates)
     M = float(exact.M[-1])
@@ -56,7 +58,7 @@ def at_rate(problem: quadratic.Problem, beta: float, rates: Sequence[float], cha
 
 
 def step_by_step(beta: float, rates: Sequence[float]) -> dict[str, Any]:
-    """Every step of a run without noise on two independent modules."""
+    """The results at every step of a run without noise on two independent modules."""
     problem, T = quadratic.uncoupled(), len(rates)
     theta, staleness = decoupled.trained(problem, beta, [np.array([rate]) for rate in rates], np.zeros((T, 1), int))
     exact = problem.expected(beta, rates)
@@ -72,7 +74,7 @@ def step_by_step(beta: float, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def searched(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The best of each climb."""
+    """The best result of each climb."""
     climbs = [(K, convex) for K in flags["K"] for convex in (False, True)]
     found = [adversary.search(K, convex, flags["problems"], flags["rounds"], flags["seed"]) for K, convex in climbs]
     return {"found": [{"K": K, "convex": c, **each._asdict()} for (K, c), each in zip(climbs, found, strict=True)]}

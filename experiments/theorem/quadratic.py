@@ -1,13 +1,13 @@
-"""Delayed gradients on a quadratic, where Theorem 1's expectations are sums and nothing has to be sampled.
+"""Delayed gradients on a quadratic. Here Theorem 1's expectations are sums, so no sampling is needed.
 
 With f(theta) = 1/2 theta' H theta and gradients g = H theta + noise the update of Eqs. 12 and 17,
 
     theta_k <- theta_k - gamma_t beta^(K-k) g_k of batch t-2(K-k),       nothing while t < 2(K-k),
 
-is linear. So theta at step t is the answer to the start plus the answers to each batch's noise, and as the noise of
-different batches is uncorrelated, the mean of any square is the sum of the squares of these answers. `follow` makes
-one answer a column: a sampled run is one column, an exact expectation is a column for the start and one for each
-direction of each batch's noise. Index t counts batches from 0 (the time of Eq. 12).
+is linear. So theta at step t is the response to the start plus the responses to each batch's noise. The noise of
+different batches is uncorrelated, so the mean of any square is the sum of the squares of these responses. `follow`
+computes each response as a column. A sampled run is one column. An exact expectation has a column for the start and one
+for each direction of each batch's noise. Index t counts batches from 0 (the time of Eq. 12).
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class Expected(NamedTuple):
     """Exact expectations at t = 0..T-1. Leading axes, if any, are problems.
 
     change [..., T]: of the loss, E f(theta at t+1) - E f(theta at t). squares [..., T, K]: E|mean gradient of module
-    k|^2 at theta of t. M [..., T]: the largest E|g|^2, all modules together, of the batches 0..t. The last one is the
-    whole run's: Assumption 2's constant, the smallest there is.
+    k|^2 at theta of t. M [..., T]: the largest E|g|^2, all modules together, of the batches 0..t. Its last entry is for
+    the whole run: the smallest constant that satisfies Assumption 2.
     """
 
     change: Array
@@ -34,9 +34,8 @@ class Expected(NamedTuple):
 def follow(H: Array, K: int, shrink: Array, rates: Array, start: Array, noise: Array) -> Array:
     """The update exactly as written above.
 
-    H [..., n, n], n parameters in K modules of equal size; shrink [..., n]: beta^(K-k) of each parameter;
-    rates [T, ...]; start [..., n, columns]; noise [T, ..., n, columns], what is added to H theta.
-    Returns theta [T+1, ..., n, columns].
+    H [..., n, n], n parameters in K modules of equal size; shrink [..., n]: beta^(K-k) of each parameter; rates [T,
+    ...]; start [..., n, columns]; noise [T, ..., n, columns], added to H theta. Returns theta [T+1, ..., n, columns].
     """
     m, theta, gradients = H.shape[-1] // K, [start], []
     for t, rate in enumerate(rates):
@@ -56,8 +55,8 @@ def shrinks(K: int, m: int, beta: Array) -> Array:
 
 
 def expected(H: Array, K: int, beta: Array, rates: Array, start: Array, factor: Array) -> Expected:
-    """start [..., n]: theta at t = 0 less the minimiser. factor [..., n, p]: the noise of a batch is factor times p
-    uncorrelated numbers of mean 0 and variance 1, so that its covariance is factor factor'."""
+    """The exact expectations. start [..., n]: theta at t = 0 minus the minimiser. factor [..., n, p]: the noise of a
+    batch is factor times p uncorrelated numbers of mean 0 and variance 1, so its covariance is factor factor'."""
     T, p, n = len(rates), factor.shape[-1], H.shape[-1]
     first = np.concatenate([start[..., None], np.zeros((*start.shape, T * p))], -1)
     noise = np.zeros((T, *first.shape))
@@ -89,7 +88,7 @@ class Problem(NamedTuple):
 
     @property
     def A(self) -> Array:
-        """[p, K m]."""
+        """The matrix A = [A_1 .. A_K], [p, K m]."""
         return np.concatenate(list(self.matrices), -1)
 
     @property
@@ -103,18 +102,18 @@ class Problem(NamedTuple):
 
     @property
     def factor(self) -> Array:
-        """Of the gradient noise, A' times the deviations of the data from their mean; [K m, N]."""
+        """The factor of the gradient noise, [K m, N]: A' times the deviations of the data from their mean."""
         data = self.inputs - self.targets
         return self.A.T @ (data - data.mean(0)).T / np.sqrt(len(data))
 
     @property
     def from_minimum(self) -> Array:
-        """The start less a minimiser, [K m]."""
+        """The start minus a minimiser, [K m]."""
         offset = (self.inputs - self.targets).mean(0)
         return self.start.ravel() + np.linalg.pinv(self.A) @ offset
 
     def losses(self, theta: Array) -> Array:
-        """The expected loss at theta [..., K m], less a constant."""
+        """The expected loss at theta [..., K m], up to a constant."""
         offset = (self.inputs - self.targets).mean(0)
         return 0.5 * ((theta @ self.A.T + offset) ** 2).sum(-1)
 
@@ -122,20 +121,22 @@ class Problem(NamedTuple):
         return expected(self.H, len(self.matrices), beta, np.asarray(rates), self.from_minimum, compact(self.factor))
 
     def sampled(self, beta: float, rates: Sequence[float], drawn: Array) -> Array:
-        """theta [T+1, K m] when batch t is the pair number drawn[t], in plain NumPy."""
+        """theta [T+1, K m] if batch t is the pair number drawn[t], in plain NumPy."""
         K, _, m = self.matrices.shape
         noise = ((self.inputs - self.targets)[drawn] @ self.A)[..., None]
         return follow(self.H, K, shrinks(K, m, beta), np.asarray(rates), self.start.reshape(-1, 1), noise)[..., 0]
 
 
 def compact(factor: Array) -> Array:
-    """A factor of the same covariance with no more columns than it has rank (1e-12 of the largest is rounding)."""
+    """A factor of the same covariance with only as many columns as its rank (1e-12 of the largest value is
+    rounding)."""
     left, sizes, _ = np.linalg.svd(factor, full_matrices=False)
     return (left * sizes)[:, sizes > 1e-12 * sizes[0]]
 
 
 def coupled(K: int, m: int = 2, p: int = 4, N: int = 16, seed: int = 0) -> Problem:
-    """The problem of the grid: random matrices and data; all modules act on the same p outputs. L = 1."""
+    """The problem for the grid of K, beta and learning rates, with random matrices and data. All modules act on the
+    same p outputs. L = 1."""
     rng = np.random.default_rng(seed)
     matrices = rng.normal(size=(K, p, m))
     matrices /= np.linalg.norm(np.concatenate(list(matrices), -1), 2)

@@ -8,7 +8,7 @@ from experiments.harness.pictures import INK, MARK, say_empty
 from experiments.harness.run_table import Lines
 from fdg_jax.pages.charts import canvas, plain
 
-# Distinct for colour-blind readers, and by their dashes without colours: from the front to the back.
+# Distinct for colour-blind readers, and by their dashes alone. From the front to the back.
 BOUNDS = {
     "network": ("corrected, any network", "#0072b2", "-", 1.6),
     "repaired": ("corrected, independent modules", "#009e73", (0, (1, 1.2)), 2.0),
@@ -18,7 +18,7 @@ TITLES = {"filling": "the pipeline fills (γ = {:g})", "rate-falls": "the learni
 
 
 def draw(lines: Lines, Ks: Sequence[int], betas: Sequence[float], broken: Sequence[str], path: Path) -> None:
-    """A PNG file."""
+    """Draws a PNG file."""
     with canvas(path, "", (11, 12), font=9, dpi=110) as figure:
         halves: Any = figure.subfigures(2, 1, height_ratios=(3, 1.1))
         above, below = halves
@@ -43,7 +43,7 @@ def heading(part, text: str) -> None:
 
 
 def over_rates(axes, line) -> None:
-    """Of every rate one step, the one that comes closest to the printed bound."""
+    """Draws for every rate the step that is closest to the printed bound."""
     axes.set_xscale("log")
     furnish(axes, line)
     axes.set_yticks([-0.1, 0, 0.1, 1, 10, 100], ["-0.1", "0", "0.1", "1", "10", "100"])
@@ -54,7 +54,7 @@ def over_rates(axes, line) -> None:
 
 
 def over_steps(axes, line, title: str) -> None:
-    """The steps at the last rate of a run."""
+    """Draws the steps at the last rate of a run."""
     furnish(axes, line)
     axes.set_yticks([-0.1, -0.05, 0, 0.05, 0.1, 1], ["-0.1", "-0.05", "0", "0.05", "0.1", "1"])
     axes.set_xlabel("step t (batches, from 0)")

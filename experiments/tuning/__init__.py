@@ -1,1 +1,1 @@
-"""Arms that are tuned by grids of one size on held-out examples, and then trained with several seeds and compared."""
+"""Arms that are tuned on held-out examples with grids of one size, then trained with several seeds and compared."""

@@ -1,8 +1,8 @@
-"""An arm of a comparison, the grid that it is tuned by, and its final runs, whose options come from the tuned results.
+"""An arm of a comparison, its tuning grid, and its final runs, whose options come from the results of tuning.
 
 Every arm of a table has the same number of tuning runs: the same multiples of its optimizer's usual learning rate, each
-with the same number of settings of its own. The choice is the run with the lowest error on the held-out examples; of
-equals the first of the grid. An arm that is not tuned to the end has no choice, and so no final runs yet.
+with the same number of settings of its own. The choice is the run with the lowest error on the held-out examples, or
+the first of several such runs in the grid. An arm with unfinished tuning has no choice, and so no final runs yet.
 """
 
 import math
@@ -23,12 +23,12 @@ class Arm(NamedTuple):
     """One way to train.
 
     name: in the names of its runs. label: on the page.
-    flags: what it differs in from the others, whatever the grid says.
-    own: the settings of its own that are tried; as many as every other arm has.
-    usual_rate: of its optimizer; the grid has multiples of it.
-    claim: what was published of it, in a sentence. rule: how the page judges that (a key of the table's rules).
+    flags: the options that define the arm, outside of the grid.
+    own: the settings of its own options to try; as many as for every other arm.
+    usual_rate: the usual learning rate of its optimizer; the grid has multiples of it.
+    claim: the published claim, in a sentence. rule: how the page judges the claim (a key of the table's rules).
     most_late: the largest staleness that the claim is about.
-    reference: the arm of plain BP that it is held against, and stale: the one without a correction.
+    reference: the arm of plain BP to compare with. stale: the arm without a correction to compare with.
     """
 
     name: str
@@ -46,9 +46,10 @@ class Arm(NamedTuple):
 class Part(NamedTuple):
     """Arms that are trained alike.
 
-    name: in the names of its runs. shared: flags of all runs. tuned: of the tuning runs only, final: of the others.
+    name: in the names of its runs. shared: flags of all runs. tuned: of the tuning runs only. final: of the final runs
+        only.
     multiples: of the usual learning rate. seeds: of the final runs; the tuning runs have seed 0.
-    chosen_by: the arm of another part -> its choice holds here, and nothing is tuned.
+    chosen_by: another part, whose choices are used here without tuning.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Part(NamedTuple):
 
     @property
     def tune_runs(self) -> tuple[Run, ...]:
-        """Arm by arm, so that an arm that is tuned to the end can be trained."""
+        """The tuning runs, arm by arm, so that each finished arm can be trained."""
         return () if self.chosen_by else tuple(run for arm in self.arms for run in self.grid(arm))
 
     def grid(self, arm: Arm) -> tuple[Run, ...]:
@@ -72,7 +73,7 @@ class Part(NamedTuple):
         return tuple(self.tune_run(arm, multiple, own) for own in arm.own for multiple in self.multiples)
 
     def rate(self, arm: Arm, multiple: float) -> float:
-        return float(f"{arm.usual_rate * multiple:.6g}")  # 0.001 * 0.5, and no 0.00050000000000000001
+        return float(f"{arm.usual_rate * multiple:.6g}")  # 0.0005 rather than 0.00050000000000000001
 
     def tune_run(self, arm: Arm, multiple: float, own: Flags) -> Run:
         rate = self.rate(arm, multiple)
@@ -81,8 +82,8 @@ class Part(NamedTuple):
         return Run(f"tune-{self.name}-{arm.name}-rate{rate:g}{said}", flags, self.module)
 
     def choice(self, lines: Lines, arm: Arm) -> Flags | None:
-        """The options that were chosen: learning rate and the arm's own. None if tuning is not finished, or if every
-        run of the grid has diverged."""
+        """The chosen options: learning rate and the arm's own. None if tuning is not finished, or if every run of the
+        grid has diverged."""
         if self.chosen_by:
             (same,) = [other for other in self.chosen_by.arms if other.name == arm.name]
             return self.chosen_by.choice(lines, same)
@@ -90,11 +91,11 @@ class Part(NamedTuple):
         finished = [run for run in runs if run.name in lines and not lines[run.name].get("diverged")]
         if any(run.name not in lines for run in runs) or not finished:
             return None
-        best = min(finished, key=lambda run: self.judged(lines[run.name]))  # of equals the first
+        best = min(finished, key=lambda run: self.judged(lines[run.name]))  # the first of equal ones
         return {name: best.flags[name] for name in ("learning_rate", *arm.own[0])}
 
     def judged(self, line: Mapping[str, Any]) -> float:
-        """What tuning goes by: the loss of text, the error of images. A loss that is not finite is the largest."""
+        """The measure for tuning: loss for text, error for images. A loss that is not finite counts as infinite."""
         found = line["test_loss" if self.shared["dataset"] == "text" else "test_error_percent"]
         return math.inf if found is None else found
 
@@ -106,13 +107,13 @@ class Part(NamedTuple):
         return f"final-{self.name}-{arm.name}-seed{seed}"
 
     def final_runs(self, lines: Lines) -> tuple[Run, ...]:
-        """Seed by seed over all arms that are tuned, so that whatever is finished is balanced."""
+        """The final runs of all tuned arms, seed by seed, so that unfinished tables are balanced."""
         choices = {arm.name: self.choice(lines, arm) for arm in self.arms}
         found = ((arm, choices[arm.name], seed) for seed in self.seeds for arm in self.arms)
         return tuple(self.final_run(arm, choice, seed) for arm, choice, seed in found if choice is not None)
 
     def beyond(self, arm: Arm) -> Verdict | None:
-        """What the page says in place of a verdict where gradients are later here than the arm's claim is about."""
+        """The page's text in place of a verdict if gradients are staler here than in the arm's claim; else None."""
         staleness = methods.find(arm.flags["method"]).schedule(self.shared["K"]).staleness
         return verdicts.beyond(max(staleness), arm.most_late)
 
@@ -121,19 +122,19 @@ class Part(NamedTuple):
         return {seed: self.final_name(arm, seed) for seed in self.seeds}
 
     def finished(self, lines: Lines, arm: Arm) -> dict[int, Mapping[str, Any]]:
-        """The lines of an arm's final runs by seed, those that have diverged included."""
+        """The lines of an arm's final runs by seed, diverged ones included."""
         return {seed: lines[name] for seed, name in self.final_names(arm).items() if name in lines}
 
     def cells(self, lines: Lines, arm: Arm, own: Seeds, digits: int) -> list[str]:
-        """Of a row: n, mean, standard deviation, and each by seed. own: the results of the arm."""
+        """Cells of a row: n, mean, standard deviation, and the values by seed. own: the results of the arm."""
         marks = markdown.marks(lines)
         return own.cells(
             len(self.seeds), {seed: marks.get(name, "") for seed, name in self.final_names(arm).items()}, digits
         )
 
     def how_made(self, lines: Lines, arm: Arm) -> list[str]:
-        """Of a row: what was chosen, what that took, and the command of the final runs; of the tuning runs, where
-        nothing is chosen yet."""
+        """Cells of a row: the choice, the cost of tuning, and the command of the final runs (of the tuning runs, if
+        there is no choice yet)."""
         choice, grid = self.choice(lines, arm), self.grid(arm)
         if choice is None:
             return ["", self.tuning_cost(lines, arm), grid[0].cell("S")]
@@ -143,7 +144,7 @@ class Part(NamedTuple):
         return [" ".join(chosen), self.tuning_cost(lines, arm), self.final_run(arm, choice, 0).cell("S")]
 
     def tuning_cost(self, lines: Lines, arm: Arm) -> str:
-        """`6 of 6 runs, 1.0 core-hours`: what choosing an arm's options took; "" where nothing has been tuned."""
+        """`6 of 6 runs, 1.0 core-hours`: the cost of tuning an arm; "" if no tuning run is finished."""
         runs = self.grid(arm)
         found = [lines[run.name] for run in runs if run.name in lines]
         diverged = sum(bool(line.get("diverged")) for line in found)

@@ -1,8 +1,8 @@
 """The text of the table of corrections on text: the Python files of three wheels that this project pins by hash.
 
-They are installed wherever the project is, so nothing is downloaded, and are the same bytes on every machine. Files
-follow each other in the order of the sha256 of their names: in any stretch, the first million bytes or the last tenth,
-all three packages are mixed.
+The wheels are installed with the project, so nothing is downloaded, and their bytes are the same on every machine.
+Files are sorted by the sha256 of their names. So every part of the text, such as the last tenth, mixes all three
+packages.
 """
 
 import hashlib
@@ -18,7 +18,8 @@ WAY_OUT = "Set up anew with `make setup`, in an environment with the versions of
 
 
 def files() -> dict[str, Path]:
-    """The Python files of the wheels by their names in them, in the order of the text. BadInput if one is not there."""
+    """{name in the wheel: file} of the wheels' Python files, in the order of the text. Raises BadInput if one is
+    missing."""
     found = {}
     for name, wanted in WHEELS.items():
         try:
@@ -32,7 +33,7 @@ def files() -> dict[str, Path]:
 
 
 def content() -> bytes:
-    """The text. Raises BadInput where it is another one than that of the results."""
+    """The text. Raises BadInput if it is not the text of the results."""
     try:
         text = b"".join(path.read_bytes() for path in files().values())
     except OSError as error:
@@ -45,7 +46,7 @@ def content() -> bytes:
 
 
 def write(path: Path) -> None:
-    """Writes the text, unless it is there already."""
+    """Writes the text, unless the file exists already."""
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The arms of the table of corrections on images: every correction there is, and those that papers combine.
+"""The arms of the table of corrections on images: every correction, and combinations from papers.
 
-Muon is not among them: optax's has Adam for the kernels of convolutions, so it is compared on text alone.
+Muon is not among them: optax's Muon uses Adam for the kernels of convolutions, so it is compared on text only.
 
-Published claims are from the papers' texts, but for those marked (abstract) or (from memory).
+Published claims are from the papers' texts, except those marked (abstract) or (from memory).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from experiments.tuning.arms import Arm, Part
 
 EPOCHS, TUNING_EPOCHS, HELD_OUT = 5, 2, 5_000
-QUARTER = 244  # of a final run's updates at the first learning rate: PipeMare's T
+QUARTER = 244  # PipeMare's T: a quarter of a final run's updates at the first learning rate
 MULTIPLES, SEEDS = (0.5, 1.0, 2.0), (0, 1, 2)
 SGD_RATE, ADAM_RATE = 0.1, 1e-3
 FDG: dict[str, Any] = {"method": "fdg", "engine": "delay-line"}
@@ -19,7 +19,7 @@ BPS: dict[str, Any] = {"method": "bp", "engine": "delay-line"}
 DECOUPLED = {"weight_decay": 0.1, "decay": "matrices"}
 NADAM = {"optimizer": "nadam", **DECOUPLED}
 ROTATION = {"optimizer": "rotation", **DECOUPLED}
-MOMENTA = ({"momentum": 0.9}, {"momentum": 0.7})  # what is tuned where an arm has no option of its own
+MOMENTA = ({"momentum": 0.9}, {"momentum": 0.7})  # tuned for arms without an option of their own
 NADAM_MOMENTA = ({"momentum": 0.99}, {"momentum": 0.9})
 ANNEALED = ({"anneal_updates": 0}, {"anneal_updates": QUARTER})
 BETAS = ({"beta": 0.5}, {"beta": 0.3})
@@ -40,7 +40,7 @@ def arm(
 
 
 BP = arm("bp", "BP, SGD", BPS, MOMENTA)
-# Arms with another optimizer than SGD -> BP with that one: what the optimizer brings without any delay.
+# Arms with another optimizer than SGD -> BP with that optimizer, which shows its effect without delay.
 OWN_BP = {
     "nadam": arm("bp-nadam", "BP, NAdam", {**BPS, **NADAM}, NADAM_MOMENTA, rate=ADAM_RATE),
     "rotation": arm("bp-rotation", "BP, basis rotation", {**BPS, **ROTATION}, MOMENTA, rate=ADAM_RATE),
@@ -75,17 +75,17 @@ ARMS = (
     arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM}, NADAM_MOMENTA,
         "AsyncPP: level with synchronous training or better", "level", ADAM_RATE),
     arm("rotation", "basis rotation", {**FDG, **ROTATION}, MOMENTA, rate=ADAM_RATE),
-    # Added when all of the above were known at K = 4; they have no runs at K = 2.
+    # Added after the results of all above were known at K = 4; these have no runs at K = 2.
     arm("combined", "anticipate, spike compensation and linear", corrected("anticipate", prediction="combined"),
         MOMENTA, f"spike compensation with LWP (from memory): it {LESS}"),
     arm("double", "anticipate, linear by 2τ", corrected("anticipate", prediction="double"), MOMENTA,
         f"LWP by 2τ (from memory): it {LESS}"),
 )  # fmt: skip
 LATER = ("combined", "double")
-# The balanced cuts on a CPU, where the first of these runs were made. On a GPU others are balanced, as narrow
+# The balanced cuts on a CPU, where the first of these runs were made. On a GPU other cuts are balanced, as narrow
 # convolutions take fewer FLOPs there.
 CUTS = {4: {"split": "2,4,7"}}
-# At a staleness of 1 these do what the other one does: one update ahead, or divided by 1.
+# At a staleness of 1, each of these is the same as the other arm: it looks one update ahead, or divides by 1.
 SAME_AT_ONE = {"linear": "last", "nesterov": "spike", "rate": "fdg", "rate-last": "last", "pipemare": "t2"}
 SHARED = {
     "dataset": "cifar10", "model": "resnet20", "batch_size": 128, "optimizer": "sgd",

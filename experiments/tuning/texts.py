@@ -1,7 +1,7 @@
 """The arms of the table of corrections on text: AdamW and Muon at K = 8, and how gaps grow with K.
 
-The learning rate is constant after its warm-up. So the loss after n steps is that of a run of n steps, and one run
-shows with how many tokens an arm reaches BP's loss.
+The learning rate is constant after its warm-up. So the loss after n steps equals the final loss of a run of n steps,
+and one run shows how many tokens an arm needs for BP's loss.
 """
 
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 from experiments.tuning import corpus
 from experiments.tuning.arms import Arm, Part
 
-BATCH, BLOCK, BLOCKS, HELD_OUT = 16, 64, 16_000, 8_000  # of training and of tuning, in blocks of the text
+BATCH, BLOCK, BLOCKS, HELD_OUT = 16, 64, 16_000, 8_000  # the last two: blocks for training, for tuning
 STEPS_PER_EPOCH = BLOCKS // BATCH
-EPOCHS, TARGET_EPOCH, TUNING_EPOCHS = 3, 2, 1  # 3,000 steps; BP's loss after 2,000 is to be reached; tuned by 1,000
+EPOCHS, TARGET_EPOCH, TUNING_EPOCHS = 3, 2, 1  # 3,000 steps; the target is BP's loss after 2,000; tuning takes 1,000
 TARGET_STEPS, STEPS = TARGET_EPOCH * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH
 MULTIPLES, SEEDS, RATE, WARMUP = (0.5, 1.0, 2.0, 4.0), (0, 1, 2), 1e-3, 200
 ANNEALED = 5 * WARMUP  # PipeMare's T for transformers
@@ -75,13 +75,13 @@ OF_MUON = (
     arm("t1-last-muon", "T1 and anticipate, last update",
         corrected(MUON, "rate,anticipate", prediction="last", **T1), reference="bp-muon", stale="fdg-muon"),
 )  # fmt: skip
-# Added when all of the above were known: marin's claim is about Muon, and `rate` is what helps AdamW most.
+# Added after the results above were known: marin's claim is about Muon, and `rate` helps AdamW most.
 LATER_OF_MUON = (
     arm("rate-muon", "rates by staleness", corrected(MUON, "rate"), reference="bp-muon", stale="fdg-muon"),
     arm("linear-muon", "anticipate, linear", corrected(MUON, "anticipate", prediction="linear"), f"marin: {LESS}",
         reference="bp-muon", stale="fdg-muon"),
 )  # fmt: skip
-# Added last, for the three optimizers that lose least: half the staleness, and behind two of them linear prediction.
+# Added last, for the three optimizers that lose least: half the staleness, and for two of them also linear prediction.
 JOINED_LAST = (
     arm("nadam-ddg", "asynchronous Nesterov (NAdam), DDG", {**DDG, **NADAM}, OF_NADAM, "within", most_late=7),
     arm("rotation-ddg", "basis rotation, DDG", {**DDG, **ROTATION}, OF_ROTATION, "within-1.27",
@@ -101,8 +101,8 @@ SHARED = {
     "lr_schedule": "constant", "warmup_steps": WARMUP, "clip_norm": 1.0, "weight_decay": 0.1, "decay": "matrices",
     "b2": 0.99,
 }  # fmt: skip
-# At K = 2 the staleness is 1: dividing by it changes nothing, and DDG's schedule is FDG's. With the rates that were
-# chosen, these would be the other one's run again.
+# At K = 2 the staleness is 1: dividing by it changes nothing, and DDG's schedule is FDG's. With the chosen rates, these
+# arms would repeat the run of the other arm.
 SAME_AT_TWO = {"ddg": "fdg", "rate": "t1", "t1-muon": "fdg-muon", "t1-last-muon": "last-muon"}
 TUNED, FINAL = {"epochs": TUNING_EPOCHS, "hold_out": HELD_OUT}, {"epochs": EPOCHS, "hold_out": 0}
 
@@ -118,7 +118,7 @@ def part(
 def grown(
     title: str, arms: tuple[Arm, ...], chosen_by: Part, seeds: tuple[int, ...] = SEEDS
 ) -> tuple[Part, ...]:
-    """A part for each number of stages of a network of 16 layers, at the rates that were chosen for 8."""
+    """A part for each number of stages of a network of 16 layers, with the rates that were chosen for 8 layers."""
     left = tuple(arm for arm in arms if arm.name not in SAME_AT_TWO)
     return tuple(
         part(f"grow{K}", f"16 layers, {title}", left if K == 2 else arms, "transformer16x64", K, chosen_by, seeds)
@@ -127,7 +127,7 @@ def grown(
 
 
 def eight(title: str, arms: tuple[Arm, ...]) -> Part:
-    """Arms of the network of 8 layers, a stage each."""
+    """A part with the network of 8 layers, one layer per stage."""
     return part("K8", f"{title}, K = 8", arms, "transformer8x64", 8)
 
 

@@ -1,4 +1,4 @@
-"""How many tokens an arm on text needs, over those that BP needs for the same loss."""
+"""The tokens that an arm on text needs, divided by those that BP needs for the same loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from experiments.harness.run_table import Lines
 from experiments.tuning.arms import Arm, Part
 from experiments.tuning.texts import PARTS, STEPS, TARGET_STEPS
 
-TIMES = STEPS / TARGET_STEPS  # a longer way to BP's loss is not measured
+TIMES = STEPS / TARGET_STEPS  # larger ratios are not measured
 
 
 def at_target(line: Mapping[str, Any]) -> float | None:
@@ -23,18 +23,18 @@ def values(lines: Lines, part: Part, arm: Arm) -> Seeds:
 
 
 def named(part: Part, name: str) -> tuple[Part, Arm]:
-    """The arm of the same K and network by its name, and the part that has it."""
+    """The arm of this name with the same K and network, and its part."""
     return next((each, arm) for each in PARTS if each.name == part.name for arm in each.arms if arm.name == name)
 
 
 def of_name(lines: Lines, part: Part, name: str) -> Seeds:
-    """The test losses after BP's steps of the arm of the same K and network, by its name."""
+    """The test losses after BP's steps of the arm of this name, with the same K and network."""
     return values(lines, *named(part, name))
 
 
 def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | None:
-    """The steps after which a run first has that loss; between two tests it is linear in log(steps). None if it never
-    does. A run that has it at its first test is given that test's steps, which may be too many."""
+    """The steps after which a run first reaches a loss, interpolated between two tests linearly in log(steps). None if
+    it never does. If the first test has the loss already, its steps are returned, which may be too many."""
     before = None
     for test in evaluations:
         if test["test_loss"] is None:  # it was not finite
@@ -49,8 +49,8 @@ def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | N
 
 
 def times_bp(lines: Lines, part: Part, arm: Arm, reference: str | None = None) -> dict[int, float | None]:
-    """Tokens to BP's loss over BP's tokens, for every seed that both have; None where it is not reached.
-    reference: the arm of BP, if not the arm's own."""
+    """Tokens to BP's loss over BP's tokens, for every seed that both have; None if the loss is not reached. reference:
+    the arm of BP, by default the arm's own."""
     bp = of_name(lines, part, reference or arm.reference).by_seed
     found = {}
     for seed, line in part.finished(lines, arm).items():
@@ -71,15 +71,15 @@ def times_words(times: Mapping[int, float | None]) -> str:
 
 
 def spread(numbers: Sequence[float]) -> str:
-    """The mean of one number at least, and its 95% interval if there are several."""
+    """The mean of one or more numbers, and its 95% interval if there are several."""
     found = interval(numbers)
     assert found is not None
     return f"{found.mean:.2f}" + ("" if found.deviation is None else f" ({found.low:.2f} to {found.high:.2f})")
 
 
 def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
-    """An arm's tokens over those that BP needed for the loss that the arm ended with: `2.17 (1.70 to 2.65)`, or how
-    much it is at least, where BP has that loss at its first test already."""
+    """An arm's tokens over those that BP needed for the arm's final loss: `2.17 (1.70 to 2.65)`. If BP has this loss at
+    its first test already: a lower bound."""
     where, bp = named(part, arm.reference)
     own, bps = (
         {seed: line["evaluations"] for seed, line in found.items() if not line.get("diverged")}

@@ -1,7 +1,7 @@
 """Whether a published claim holds here, as registered in experiments/corrections.md before the first run.
 
-A difference is taken seed by seed, its interval is Student's at 95%, and fewer than MIN_SEEDS seeds decide nothing. An
-arm of which more runs have diverged than of what it is compared with does not hold.
+Differences are taken seed by seed, with Student's 95% interval. Fewer than MIN_SEEDS seeds decide nothing. A claim
+fails if more of the arm's runs have diverged than of the arm it is compared with.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +14,14 @@ HOLDS, FAILS, UNDECIDED, BEYOND = "holds here", "does not hold here", "undecided
 
 
 class Verdict(NamedTuple):
-    """word: of the constants above. why: the numbers, in a sentence."""
+    """A verdict. word: one of the constants above. why: a sentence with the numbers."""
 
     word: str
     why: str
 
 
 class Scale(NamedTuple):
-    """What is compared. gain: a smaller difference is none. digits: behind the point."""
+    """The quantity that is compared. gain: the smallest difference that counts. digits: after the decimal point."""
 
     unit: str
     gain: float
@@ -29,19 +29,20 @@ class Scale(NamedTuple):
 
 
 def beyond(staleness: float, most: float) -> Verdict | None:
-    """What is said where gradients are later than a claim is about; None where they are not."""
+    """The verdict if gradients are staler than in the claim; None if they are not."""
     why = f"It was published for a staleness of {most:g} at most, and here it is up to {staleness:g}."
     return Verdict(BEYOND, why) if staleness > most else None
 
 
 def too_few(n: int) -> Verdict:
-    """n: the seeds for which there is a difference. Others are missing, or a run of theirs has diverged."""
+    """The verdict for too few seeds. n: the seeds with a difference. For other seeds a run is missing or has
+    diverged."""
     return Verdict(UNDECIDED, f"{n} of at least {MIN_SEEDS} seeds can be compared.")
 
 
 def lost(arm: Seeds, other: Seeds) -> Verdict | None:
-    """What is decided by runs that have diverged: the arm fails if its own did, three of them at least are there, and
-    not as many of the other's."""
+    """The verdict because of diverged runs, with at least MIN_SEEDS common seeds: the arm fails if more of its runs
+    have diverged than of the other's; undecided if not more; None if none of its runs has diverged."""
     n = len({*arm.by_seed, *arm.diverged} & {*other.by_seed, *other.diverged})
     if n < MIN_SEEDS or not arm.diverged:
         return None
@@ -52,7 +53,8 @@ def lost(arm: Seeds, other: Seeds) -> Verdict | None:
 def judged(
     what: str, difference: Seeds, scale: Scale, yes: Callable[[Interval], bool], no: Callable[[Interval], bool]
 ) -> Verdict:
-    """The verdict on a difference. what: begins the sentence with it. yes, no: of its interval."""
+    """The verdict on a difference. what: the beginning of the sentence. yes, no: whether the interval shows the claim,
+    or excludes it."""
     found = difference.interval()
     if found is None or found.n < MIN_SEEDS:
         return too_few(found.n if found else 0)
@@ -61,35 +63,35 @@ def judged(
 
 
 def less(arm: Seeds, stale: Seeds, scale: Scale, what: str = "The gain is") -> Verdict:
-    """The claim that an arm errs less than the one without a correction. It fails where a gain as large as the
-    scale's can be excluded."""
+    """The claim that an arm has a smaller error than the one without a correction. It fails if the interval excludes a
+    gain of the scale's size."""
     gain = stale.minus(arm)
     return lost(arm, stale) or judged(what, gain, scale, lambda by: by.low > 0, lambda by: by.high < scale.gain)
 
 
 def no_gain(arm: Seeds, stale: Seeds, scale: Scale) -> Verdict:
-    """The claim that a correction gains next to nothing: it holds where a gain as large as the scale's can be excluded,
-    and fails where there surely is a gain."""
+    """The claim that a correction gains next to nothing. It holds if the interval excludes a gain of the scale's size,
+    and fails if the whole interval is a gain."""
     gain = stale.minus(arm)
     yes, no = (lambda by: by.high < scale.gain), (lambda by: by.low > 0)
     return lost(arm, stale) or judged("The gain is", gain, scale, yes, no)
 
 
 def level(arm: Seeds, bp: Seeds, most: float, scale: Scale) -> Verdict:
-    """The claim that an arm is level with BP: behind it by no more than `most`, or ahead."""
+    """The claim that an arm is level with BP: at most `most` behind, or ahead."""
     behind = arm.minus(bp)
     return lost(arm, bp) or judged("Behind BP by", behind, scale, lambda by: by.high < most, lambda by: by.low > most)
 
 
 def worse(arm: Seeds, bp: Seeds, scale: Scale) -> Verdict:
-    """The claim that an arm is behind BP. It fails where it is surely behind by less than the scale's gain. Runs that
-    have diverged are left out: what is registered of them is about claims in an arm's favour."""
+    """The claim that an arm is behind BP. It fails if the whole interval is below the scale's gain. Diverged runs are
+    left out, as the registered rule on them is for claims in an arm's favour."""
     return judged("Behind BP by", arm.minus(bp), scale, lambda by: by.low > 0, lambda by: by.high < scale.gain)
 
 
 def within(times: Mapping[int, float | None], most: float, arm: Seeds, bp: Seeds) -> Verdict:
-    """The claim that an arm reaches BP's loss with `most` times BP's tokens. times: by seed, None where it was not
-    reached. It takes all seeds to decide. arm, bp: whose runs may have diverged."""
+    """The claim that an arm reaches BP's loss with `most` times BP's tokens. times: by seed; None if the loss was not
+    reached. The seeds must agree for a decision. arm, bp: their results, for the rule on diverged runs."""
     if (found := lost(arm, bp)) is not None:
         return found
     if len(times) < MIN_SEEDS:
@@ -100,14 +102,14 @@ def within(times: Mapping[int, float | None], most: float, arm: Seeds, bp: Seeds
 
 
 def smaller_gap(arm: Seeds, bp: Seeds, other: Seeds, other_bp: Seeds, scale: Scale) -> Verdict:
-    """The claim that an arm is less far behind its BP than another one behind its own."""
+    """The claim that an arm's gap to its BP is smaller than another arm's gap to its own BP."""
     return less(arm.minus(bp), other.minus(other_bp), scale, "Its gap is smaller by")
 
 
 def gap_closed(arm: Seeds, stale: Seeds, bp: Seeds) -> float | None:
-    """How much of the gap between the uncorrected arm and BP is closed: 0 for none, 1 for all, over the seeds that all
-    three have. None where the gap may be chance: there are fewer than MIN_SEEDS, or its interval is not above 0. None,
-    too, where a run of the arm has diverged."""
+    """The share of the gap between the uncorrected arm and BP that is closed (0: none, 1: all), over the seeds that all
+    three have. None if the gap may be chance, that is, with fewer than MIN_SEEDS seeds or an interval that is not above
+    0. None also if a run of the arm has diverged."""
     shared = arm.by_seed.keys() & stale.by_seed.keys() & bp.by_seed.keys()
     gap = interval([stale.by_seed[seed] - bp.by_seed[seed] for seed in shared])
     if gap is None or arm.diverged or gap.n < MIN_SEEDS or gap.low <= 0:

@@ -1,1 +1,1 @@
-"""Checks of what a caller passes in, before anything is computed; what has been checked is a `Configuration`."""
+"""Checks of what a caller passes in, before anything is computed; the result is a `Configuration`."""

@@ -1,6 +1,6 @@
 """Checks the arguments of `fdg_jax.Pipeline` and `init` before anything is traced, and cuts blocks into stages.
 
-Shapes that do not fit are found by tracing (fdg_jax.stage.own_modules). Batches are checked in fdg_jax.checks.batches.
+Tracing finds shapes that do not fit (fdg_jax.stage.own_modules). fdg_jax.checks.batches checks batches.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from fdg_jax.stage.shapes import with_examples
 from fdg_jax.transport.devices import Place, all_here, stage_devices
 
 Tree = Any
-# Arguments of Pipeline that no command has.
+# Arguments of Pipeline that are no options of a command.
 OF_PIPELINE = {
     "guard": Option("guard", bool, False, ""),
     "gradient_norms": Option("gradient_norms", bool, False, ""),
@@ -50,20 +50,20 @@ def kind(value: Any) -> str:
 
 
 def whole(value: Any) -> bool:
-    """Whether it is a whole number, and not True or False."""
+    """Whether a value is a whole number (True and False are none)."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_problem(stages: Any, loss: Any, of: str = "stage") -> list[nn.Module]:
-    """The stages, or blocks, of a pipeline.
+    """Checks and returns the stages, or blocks, of a pipeline.
 
     Arguments:
         stages: a list of Flax linen modules, one for each stage or block.
         loss: loss(outputs, labels) -> scalar.
-        of: "stage", or "block" where the list is to be cut into stages.
+        of: what the list holds: "stage", or "block" if it is still to be cut into stages.
 
     Raises:
-        BadInput: one of the two is something else.
+        BadInput: the stages or the loss are something else.
     """
     if not isinstance(stages, list | tuple):
         raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], one linen module a stage.")
@@ -82,12 +82,13 @@ def check_problem(stages: Any, loss: Any, of: str = "stage") -> list[nn.Module]:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether it is an optax optimizer (which is a tuple, too)."""
+    """Whether a value is an optax optimizer (which is a tuple, too)."""
     return callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))
 
 
 def of_stages(value: Any, K: int) -> list[Any]:
-    """What a list, or a function k -> optimizer, has for each stage; [] of anything else, such as optax.sgd itself."""
+    """The optimizer of each stage from a list or a function k -> optimizer; [] for any other value, such as optax.sgd
+    itself."""
     try:
         function = callable(value) and len(inspect.signature(value).parameters) == 1
     except (TypeError, ValueError):  # a callable without a signature
@@ -103,7 +104,7 @@ def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformatio
         K: number of stages.
 
     Raises:
-        BadInput: it is something else.
+        BadInput: `optimizer` is something else.
     """
     if is_optimizer(optimizer):
         return [optimizer] * K
@@ -120,7 +121,7 @@ def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformatio
 
 
 def rate_of(learning_rate: Any) -> Any:
-    """The learning rate as a function of the number of updates; None where none was given. Raises BadInput."""
+    """The learning rate as a function of the number of updates; None if none was given. Raises BadInput."""
     if learning_rate is None or callable(learning_rate):
         return learning_rate
     rate = checked(FIELDS["learning_rate"], learning_rate)
@@ -133,13 +134,12 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     Arguments:
         devices: a list of K JAX devices, or None for the default ones.
         K: number of stages.
-        alone: whether one device computes all stages (the delay line), so that a list of one will do.
+        alone: whether one device computes all stages (the delay line), so that a list of one is enough.
 
-    Returns: a device for each stage k = 1..K; K times the first if one computes all. If stages must share devices, a
-        warning is given.
+    Returns: a device for each stage k = 1..K; K times the first one if `alone`. Warns if stages must share devices.
 
     Raises:
-        BadInput: it is not a list of K devices.
+        BadInput: `devices` is not a list of K devices.
     """
     if devices is None:
         found, remark = stage_devices(K)
@@ -173,12 +173,12 @@ def check_key(key: Any) -> None:
 
 
 def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> int:
-    """K: as given, else the number of devices that were given, else what the block numbers of `split` say.
+    """K: the argument; by default the number of given devices, or else one more than the block numbers of `split`.
 
-    alone: whether one device computes all stages, so that a list of one device does not say how many there are.
+    alone: whether one device computes all stages, so that a list of one device does not set K.
 
     Raises:
-        BadInput: nothing says it, or it is not a number of 1 or more.
+        BadInput: none of these gives K, or K is not a whole number of 1 or more.
     """
     if K is None and hasattr(devices, "__len__") and not (alone and len(devices) == 1):
         K = len(devices)
@@ -190,10 +190,10 @@ def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> i
 
 
 def first_cut(asked: Any, K: int, blocks: Sequence[nn.Module]) -> split.Split:
-    """The block numbers that are given; where a name is given, an even cut until shapes are known.
+    """The given block numbers; for a name, an even cut until shapes are known.
 
     Raises:
-        BadInput: `split` is something else, or the blocks cannot be cut so.
+        BadInput: `split` is something else, or the blocks cannot be cut that way.
     """
     if isinstance(asked, list | tuple) and all(map(whole, asked)):
         return split.check([int(cut) for cut in asked], K, len(blocks))
@@ -209,13 +209,13 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
     """The first blocks of stages 2..K.
 
     Arguments:
-        asked: what `split=` was given.
-        x: the shape and dtype of what block 0 takes, [batch, ...].
-        places: of the stages; `measured` measures on the first.
+        asked: the value of `split=`.
+        x: the shape and dtype of block 0's input, [batch, ...].
+        places: the stages' places; `measured` measures on the first one.
 
     Raises:
-        BadInput: a block cannot take what the one before it gives, or stages are in several processes, which would each
-            measure other times.
+        BadInput: a block cannot take the output of the one before, or `measured` is asked of several processes, each of
+            which would measure other times.
     """
     if K == 1 or asked not in ("measured", "balanced"):
         return first_cut(asked, K, blocks)
@@ -228,17 +228,17 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
         costs = split.costs(blocks, with_examples(x, 1))
     except BadInput as refused:
         try:
-            costs = split.costs(blocks, x)  # a block may need several examples
+            costs = split.costs(blocks, x)  # some blocks need several examples
         except BadInput:
             raise refused from None
     return split.balanced(costs, K)
 
 
 def cut_variables(variables: Mapping[str, Any], stages: Sequence[nn.Module]) -> list[dict[str, Any]]:
-    """The variables of each stage of a network that are given as one dictionary.
+    """Cuts one dictionary of a network's variables into those of each stage.
 
     Raises:
-        BadInput: the stages are not those of one cut network, or the dictionary has other names than its blocks.
+        BadInput: the stages were not cut from one network, or the dictionary's names are not those of its blocks.
     """
     cuts = split.cuts_of(stages)
     if cuts is None:

@@ -1,8 +1,8 @@
 """Checks batches: their arrays must be like those of the example that the pipeline was initialised with.
 
-Every batch is checked as it enters, but only its shapes and dtypes, so that nothing has to be waited for. By default
-JAX computes in 32 bits: it casts 64-bit NumPy arrays without a word, on the host, for every batch. This is allowed only
-if the example was 64-bit as well. So a batch's dtypes must be those of the example, or what JAX casts them to.
+Every batch is checked as it enters, but only its shapes and dtypes, so that the host never waits. By default JAX
+computes in 32 bits: it silently casts 64-bit NumPy arrays on the host, for every batch. Such arrays are allowed only if
+the example was 64-bit as well. So a batch's dtypes must be those of the example, or the dtypes that JAX casts them to.
 """
 
 import warnings
@@ -28,12 +28,12 @@ Pair = tuple[Tree, Tree]
 NAMES = ("inputs", "labels")
 WEIGHTED = "(inputs, fdg_jax.Weighted(labels, weights)), or (inputs, labels)"
 ARRAYS = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
-NEAR = 1e-4  # relative; float32 rounds a mean by 1e-6, and a loss that is none is off by much more
+NEAR = 1e-4  # relative; float32 rounds a mean by 1e-6, and a loss that is no mean is off by much more
 
 
 def as_pair(batch: Any) -> Any:
-    """A batch {"inputs": ..., "labels": ...} as (inputs, labels), its "weights", if any, as those of the labels; any
-    other batch as it is."""
+    """Turns a batch {"inputs": ..., "labels": ...} into (inputs, labels), with any "weights" as those of the labels.
+    Leaves other batches as they are."""
     if not isinstance(batch, Mapping) or not {*NAMES} <= batch.keys() <= {*NAMES, "weights"}:
         return batch
     labels = batch["labels"]
@@ -43,7 +43,8 @@ def as_pair(batch: Any) -> Any:
 def copy_arrays(tree: Tree) -> Tree:
     """A tree with its NumPy arrays copied.
 
-    A CPU device uses the caller's memory while a batch is in flight, and the caller may overwrite it meanwhile.
+    A CPU device uses the caller's memory while a batch is in flight, and the caller may overwrite this memory
+    meanwhile.
     """
     return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, tree)
 
@@ -55,7 +56,7 @@ def canonical(dtype: Any) -> np.dtype:
 
 @cache
 def numeric(dtype: Any) -> bool:
-    """Whether a dtype is numeric or bool: not text, and not the objects of a ragged list."""
+    """Whether a dtype is numeric or bool, rather than text or the objects of a ragged list."""
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
@@ -71,7 +72,7 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
     Returns: (inputs, labels) as trees of jax.ShapeDtypeStruct.
 
     Raises:
-        BadInput: it is not such a pair, an array cannot be used, or lengths differ or are 0.
+        BadInput: the batch is not such a pair, an array cannot be used, or lengths differ or are 0.
     """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         if isinstance(batch, Mapping):
@@ -103,7 +104,8 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
 
 
 def check_weights(labels: Tree) -> None:
-    """Raises BadInput if labels have weights that are not one for each example or token, or only some have weights."""
+    """Raises BadInput unless weights of labels are one for each example or token. Either all labels have weights, or
+    none."""
     inner = jax.tree.leaves(without_weights(labels), is_leaf=lambda each: isinstance(each, Weighted))
     if any(isinstance(each, Weighted) for each in inner):
         fact = "fdg_jax.Weighted stands within the labels, so there is no weight of an example as a whole"
@@ -118,12 +120,13 @@ def check_weights(labels: Tree) -> None:
 
 
 def check_example(batch: Any) -> Pair:
-    """The shapes and dtypes of the example batch, with which batches are compared. Raises BadInput."""
+    """The shapes and dtypes of the example batch, with which later batches are compared. Raises BadInput."""
     return batch_shapes(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
 
 
 def check_batch(example: Pair, batch: Any) -> Pair:
-    """The shapes of a batch. Raises BadInput if it is not like the example, apart from the lengths of its axes."""
+    """The shapes of a batch. Raises BadInput if the batch differs from the example in more than the lengths of its
+    axes."""
     shapes = batch_shapes(batch, "a batch", "step((inputs, labels))")
     check_alike(example, shapes)
     return shapes
@@ -150,16 +153,16 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
         images, labels: arrays [N, ...].
         indices: integers [W, batch] in 0..N-1, a row for each batch.
 
-    Returns: the shapes of a batch; None if there are no rows.
+    Returns: the shapes of a batch; None if `indices` has no rows.
 
     Raises:
-        BadInput: they are something else, or unlike the example.
+        BadInput: the arguments are something else, or unlike the example.
     """
     if not isinstance(indices, jax.Array | np.ndarray) or indices.ndim != 2 or indices.dtype.kind not in "iu":
         fact = f"indices is {kind(indices)}, not an integer array [W, batch]: one row a batch"
         raise BadInput(f"{fact}. Use indices[None] for one batch, or reshape them.")
     for name, array in (("images", images), ("labels", labels)):
-        if isinstance(array, tuple | Mapping):  # labels with weights, say
+        if isinstance(array, tuple | Mapping):  # for example labels with weights
             raise BadInput(f"{name} is {kind(array)}, but train takes one array. Use step((inputs, labels)).")
         if not isinstance(array, jax.Array | np.ndarray):
             raise BadInput(f"{name} is {kind(array)}, not an array. Use numpy.asarray({name}), once.")
@@ -180,10 +183,10 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
 
 
 def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
-    """The batches of an evaluation, each checked when it is used and copied.
+    """The batches of an evaluation. Each is checked and copied when it is used.
 
-    Batch sizes may differ from training, and so may the inputs' dtype, as a transform may follow. Labels must be of the
-    same sort of number as in training, with as many axes.
+    Batch sizes may differ from training. So may the inputs' dtype, as a transform may follow. Labels must have the same
+    sort of number and as many axes as in training.
 
     Arguments:
         batches: an iterable of (inputs, labels).
@@ -207,11 +210,11 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
 
     Arguments:
         like: the inputs of the example batch.
-        inputs: what is given.
-        transformed: whether a transform makes of them what stage 1 takes, so that they may have other shapes.
+        inputs: the caller's inputs.
+        transformed: whether a transform follows, so that the inputs may have other shapes than the example's.
 
     Raises:
-        BadInput: they are no arrays [n, ...] of the same n from 1, or unlike the example's.
+        BadInput: the inputs are not arrays [n, ...] with the same n >= 1, or are unlike the example's.
     """
     leaves = jax.tree.leaves(inputs)
     if leaves and all(isinstance(leaf, ARRAYS) and leaf.shape[:1] == (0,) for leaf in leaves):
@@ -227,7 +230,7 @@ def check_labels(like: Tree, found: Tree) -> None:
         one, other = ("no weights", "weights") if isinstance(like, Weighted) else ("weights", "no weights")
         raise BadInput(f"the labels have {one}, at init they had {other}. Give batches of one kind: {WEIGHTED}.")
     same = jax.tree.structure(found) == jax.tree.structure(like)
-    # The weights may be those of examples or of tokens, whichever they were at init: `check_weights` has seen to them.
+    # Weights may be of examples or of tokens, regardless of those at init; `check_weights` has checked them.
     trees = map(without_weights, (found, like))
     pairs = zip(*map(jax.tree.leaves, trees), strict=True) if same else []
     if not same or any((sort_of_number(a.dtype), a.ndim) != (sort_of_number(b.dtype), b.ndim) for a, b in pairs):
@@ -242,28 +245,28 @@ def sort_of_number(dtype: Any) -> str:
 
 
 def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, cuts: str, way_out: str) -> None:
-    """Checks that a loss is a mean over examples. Only then the losses of parts of a batch have the gradient of the
-    whole one. Warns of a metric that is none.
+    """Checks that a loss is a mean over examples. Only then do the losses of a batch's parts have the gradient of the
+    whole batch. Warns about a metric that is no mean.
 
-    Shapes cannot tell, so the loss is tried: on four made-up examples, and on two and two of them.
+    Shapes do not show this, so the loss is computed on four made-up examples, and on the two halves of them.
 
     Arguments:
         loss: the user's.
-        outputs, labels: the shapes of what it takes, arrays [batch, ...].
-        cuts: what cuts a batch into parts, such as "method gpipe cuts a batch into 4 micro-batches".
-        way_out: what to do about it.
+        outputs, labels: the shapes of the loss's arguments, arrays [batch, ...].
+        cuts: the reason for parts, such as "method gpipe cuts a batch into 4 micro-batches".
+        way_out: the advice at the end of the message.
 
     Raises:
-        BadInput: the loss of four examples is not the mean of the losses of two and two of them.
+        BadInput: the loss of four examples is not the mean of the losses of their halves.
     """
-    if is_tracing():  # somebody follows the shapes of a whole pipeline: nothing can be tried
+    if is_tracing():  # inside a trace of a whole pipeline no loss can be computed
         return
     run = programs.jit(lambda *batch: loss(*batch))
     four = made_up(outputs, 1), made_up(labels, 2)
     parts = [jax.tree.map(lambda leaf, at=at: leaf[at : at + 2], four) for at in (0, 2)]
     try:
         whole, *halves = (run(*batch) for batch in (four, *parts))
-    except Exception:  # a loss for batches of one size, which the parts are not: it fails there, and says so
+    except Exception:  # a loss for one batch size only: training will fail with its own message
         return
     weights = np.array([np.sum(y.weights) if isinstance(y, Weighted) else 2.0 for _, y in parts])
     shares = weights / max(weights.sum(), 1e-9)
@@ -271,7 +274,7 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
     def is_mean(get: Callable[[Tree], Any]) -> bool:
         found, one, two = (np.asarray(get(each), np.float64) for each in (whole, *halves))
         near = max(NEAR, 4 * float(jnp.finfo(loss_of(whole).dtype).eps)) * max(abs(found), abs(one), abs(two))
-        return not abs(found - shares @ [one, two]) > near  # a NaN tells nothing
+        return not abs(found - shares @ [one, two]) > near  # a NaN counts as a mean
 
     differs = "of a batch is not the mean of those of its parts"
     if not is_mean(loss_of):
@@ -282,7 +285,8 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
 
 
 def made_up(shapes: Tree, seed: int) -> Tree:
-    """Random arrays of four examples: fractions, zeros and ones as integers, which are classes of any loss."""
+    """Random arrays of four examples: fractions for floats, and 0 or 1 for integers, which are valid classes for any
+    loss."""
     draw = np.random.default_rng(seed)
 
     def array(leaf):

@@ -1,4 +1,4 @@
-"""What `fdg_jax.Pipeline` was given, checked and with every name resolved; and what its stages are made of."""
+"""The arguments of `fdg_jax.Pipeline`, checked and with every name resolved, and the specs of its stages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,9 +43,9 @@ Batch = tuple[Tree, Tree]
 
 
 class Configuration:
-    """The arguments of `fdg_jax.Pipeline`, with every name resolved. Its docstring says what they are.
+    """The arguments of `fdg_jax.Pipeline`, with every name resolved. The docstring of `Pipeline` explains them.
 
-    engines: the names of all engines. Raises BadInput for whatever is wrong without a look at shapes.
+    engines: the names of all engines. Raises BadInput for every mistake that shows without shapes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Configuration:
         return self.plan.method.stage or Stage
 
     def stage_corrections(self, params: Sequence[Tree]) -> list[Correction]:
-        """What is done about the late gradients of each stage. Raises BadInput where that cannot be done.
+        """The correction of each stage's late gradients. Raises BadInput if a stage cannot have its correction.
 
         params: for each stage, the shapes of its parameters.
         """
@@ -103,9 +103,9 @@ class Configuration:
     def specs(
         self, key: jax.Array, example_batch: Batch, variables: Sequence[Mapping] | Mapping | None
     ) -> tuple[list[Spec], Batch]:
-        """(what each stage is made of, the example batch as shapes). Arguments as those of `Pipeline.init`.
+        """Returns the spec of each stage, and the example batch as shapes. Arguments as for `Pipeline.init`.
 
-        Raises BadInput where shapes or types do not fit, before anything compiles.
+        Raises BadInput, before anything compiles, if shapes or types do not fit.
         """
         check_no_mesh()
         check_key(key)
@@ -117,13 +117,13 @@ class Configuration:
         stages = list(zip(self.stages, self.compute, self.plan.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
         report = guard_loss(self.loss) if self.guard else self.loss
-        loss = lambda *a: loss_of(report(*a))  # noqa: E731  # it must not hold this object
+        loss = lambda *a: loss_of(report(*a))  # noqa: E731  # the function must not hold this object
         corrected, specs = self.stage_corrections([seen.params for seen in shapes.stages]), []
         self.check_sown([seen.compute for seen in shapes.stages])
         self.check_parts(shapes)
         for k, (module, seen, init) in enumerate(zip(self.stages, shapes.stages, shapes.inits, strict=True), 1):
             stage_key, correction, place = jax.random.fold_in(key, k), corrected[k - 1], self.places[k - 1]
-            # No process makes the variables of other processes' stages, and no device has to hold those of all stages.
+            # Each process makes the variables of its own stages only, and no device has to hold those of all stages.
             here = any(map(is_here, place.devices))
             made = init(stage_key) if here else jax.eval_shape(init, stage_key)
             if seen.draws:
@@ -160,10 +160,10 @@ class Configuration:
         return specs, example
 
     def check_size(self, batch: Batch) -> None:
-        """Raises BadInput if the stages cannot take a batch, (inputs, labels) as shapes, for the lengths of its axes.
+        """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes.
 
-        Each shape that will do is looked at once. Methods that cut a batch into parts are left out where only the
-        batch size differs: their stages see other sizes.
+        Each valid shape is checked once. If only the batch size differs, methods that cut a batch into parts are not
+        checked, since their stages see other sizes.
         """
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
         if shapes in self.sizes:
@@ -179,9 +179,8 @@ class Configuration:
         self.sizes.add(shapes)
 
     def follow(self, batch: Batch) -> None:
-        """Follows a batch, (inputs, labels) as shapes, through all stages in training mode, computing nothing. Raises
-        BadInput where a stage or the loss cannot take it: within a tick that would leave the stages at different
-        batches."""
+        """Traces a batch, (inputs, labels) as shapes, through all stages in training mode. Raises BadInput if a stage
+        or the loss cannot take it: an error within a tick would leave the stages at different batches."""
         inputs, labels = map(shape_of, batch)
         x, n = stage_1_inputs(self.preprocess, inputs), jax.tree.leaves(inputs)[0].shape[0]
         for k, (module, compute, variables) in enumerate(self.followed, 1):
@@ -202,7 +201,7 @@ class Configuration:
             )
 
     def check_parts(self, shapes: Shapes) -> None:
-        """Raises BadInput if batches are cut into parts, and the loss is no mean over examples."""
+        """Raises BadInput if batches are cut into parts and the loss is no mean over examples."""
         M, parts, other = self.plan.schedule.micro_batches, "", "use a method that sees whole batches, such as bp"
         if M > 1:
             parts = f"{M} micro-batches"
@@ -214,7 +213,7 @@ class Configuration:
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
-        """Cuts the blocks into stages, now that shapes are known. Returns the variables: as given, or the first ones of
+        """Cuts the blocks into stages, now that shapes are known. Returns the given variables, or else initial ones of
         the whole network, which do not depend on the cut."""
         x = stage_1_inputs(self.preprocess, shape_of(example[0]))
         self.stages = split.stages(self.blocks, cut(self.asked_cut, self.K, self.blocks, x, self.places))
@@ -223,9 +222,9 @@ class Configuration:
         return trace_or_refuse(f"the blocks cannot take {describe(x)}.", split.init_whole, self.blocks, key, x)
 
     def settings(self, key: jax.Array, specs: Sequence[Spec]) -> dict[str, str]:
-        """What the processes of a pipeline must have in common, in words by name.
+        """The settings that all processes of a pipeline must share: name -> text.
 
-        Loss, optimizer, preprocess and schedules of learning rates are functions, which cannot be compared.
+        Loss, optimizer, preprocess and learning rate schedules are functions and cannot be compared.
         """
         plan, schedule = self.plan, self.plan.schedule
         asked = {f"{kind.name}'s {name}": value for kind, own in plan.corrections for name, value in own.items()}

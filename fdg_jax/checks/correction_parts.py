@@ -1,4 +1,4 @@
-"""Follows the functions of a correction through a stage's shapes, so that a mistake is told before anything runs."""
+"""Traces the functions of a correction with a stage's shapes, so that a mistake is reported before anything runs."""
 
 import inspect
 from typing import Any
@@ -22,16 +22,17 @@ WAY_OUT = "fdg_jax.corrections.interface.Correction says what each function take
 def check(
     kind: CorrectionSpec, correction: Correction, k: int, optimizer: optax.GradientTransformation, params: Tree
 ) -> None:
-    """Checks what a correction does with a stage, without computing anything.
+    """Traces a correction's functions for a stage, without computing anything.
 
-    A checkpoint has what a correction remembers, so that keeps its structure, shapes and dtypes from `init` on.
+    A checkpoint contains the correction's state, so the state must keep its structure, shapes and dtypes from `init`
+    on.
 
     Arguments:
-        kind: whose correction it is. correction: what it made for stage k.
-        optimizer: the stage's own. params: shapes of its parameters.
+        kind: the correction's spec. correction: its functions for stage k.
+        optimizer: the stage's. params: shapes of the stage's parameters.
 
     Raises:
-        BadInput: a function fails, or returns arrays of another structure, shape or dtype than it has to.
+        BadInput: a function fails, or returns arrays of a wrong structure, shape or dtype.
     """
     who = f"correction {kind.name}, stage k={k}"
     if correction.before is not None and not is_optimizer(correction.before):
@@ -60,13 +61,12 @@ def check(
 
 
 def run(who: str, name: str, function: Any, *arguments: Any) -> Any:
-    """The result of a function of the correction; BadInput where it fails."""
+    """The result of a function of the correction. Raises BadInput if the function fails."""
     return trace_or_refuse(f"{who}: {name} fails.", function, *arguments, way_out=WAY_OUT)
 
 
 def refuse_others(who: str, made: Tree, expected: Tree) -> None:
-    """Raises BadInput where arrays are not of the structure, shapes and dtypes that they have to be. who: what is made
-    by whom, as the begin of a sentence."""
+    """Raises BadInput if arrays do not have the expected structure, shapes and dtypes. who: the message's subject."""
     keep = "What is changed or remembered keeps its structure, shapes and dtypes."
     if jax.tree.structure(made) != jax.tree.structure(expected):
         there, here = (len(jax.tree.leaves(tree)) for tree in (expected, made))
@@ -79,11 +79,11 @@ def refuse_others(who: str, made: Tree, expected: Tree) -> None:
 
 
 def check_correctable(k: int, correction: Correction, stage: type[Stage], weights: str) -> None:
-    """Raises BadInput where the correction cannot change a stage's forward or backward pass.
+    """Raises BadInput if the correction changes a forward or backward pass that it cannot change in this stage.
 
     Arguments:
-        k: the stage's number. correction: what is done about its late gradients.
-        stage: the class of the method's stages. weights: at which weights gradients are taken, "stashed" or "current".
+        k: the stage's number. correction: the correction of its late gradients.
+        stage: the class of the method's stages. weights: the weights of backward passes, "stashed" or "current".
     """
     if correction.backward and weights != "current":
         raise BadInput(
@@ -108,7 +108,8 @@ def check_correctable(k: int, correction: Correction, stage: type[Stage], weight
 
 
 def takes_old_weights(stage: type[Stage]) -> bool:
-    """Whether the stages' `use` takes the weights of the forward pass beside a gradient and its version."""
+    """Whether the stages' `use` has an argument for the weights of the forward pass, after the gradient and its
+    version."""
     try:
         inspect.signature(stage.use).bind(None, None, None, None)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Says which options do nothing here: a factor on gradients that the optimizer divides by their own size, for one."""
+"""Finds options without effect, such as a factor on gradients that the optimizer divides by their own size."""
 
 import math
 import warnings
@@ -19,24 +19,24 @@ from fdg_jax.machine import programs
 from fdg_jax.options.fields import said
 
 Tree = Any
-LENGTH = 1e-2  # of the gradient: shorter than what is usually clipped
+LENGTH = 1e-2  # length of the gradient, shorter than usual clipping lengths
 STEPS = 3  # a warm-up may begin with a learning rate of 0
-NEAR = 0.05  # of the update's length: Adam's epsilon and a first step's rounding change it by less, SGD's is halved
-NEUTRAL = {"beta": 1.0, "gate_decay": 0.0, "scale": 1.0}  # factors on gradients, and the value that changes nothing
+NEAR = 0.05  # relative to the update: Adam's epsilon and rounding change it by less; SGD's is halved
+NEUTRAL = {"beta": 1.0, "gate_decay": 0.0, "scale": 1.0}  # factors on gradients: name -> the value without effect
 
 
 def factors(plan: Plan) -> dict[str, Any]:
-    """The factors on gradients that are asked for: name -> value."""
+    """The factors on gradients that differ from their neutral value: name -> value."""
     options = {name: value for _, own in plan.corrections for name, value in own.items()} | plan.stage_options
     return {name: options[name] for name, neutral in NEUTRAL.items() if options.get(name, neutral) != neutral}
 
 
 def lines(plan: Plan, momentum: float | None, divides: Callable[[], bool]) -> Iterator[str]:
-    """A sentence or two on each option that does nothing.
+    """A warning of a sentence or two for each option without effect.
 
     Arguments:
-        momentum: the optimizer's, None where it is not known.
-        divides: whether the optimizer divides a gradient by its own size; called only where that matters.
+        momentum: the optimizer's; None if it is not known.
+        divides: () -> whether the optimizer divides a gradient by its own size; called only if this matters.
     """
     names, used = plan.corrected_by, factors(plan)
     if not plan.staleness:
@@ -63,7 +63,8 @@ def prediction(plan: Plan) -> str:
 
 
 def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
-    """What works otherwise in a run than its name promises. rates: [batches of the run], the learning rate of each."""
+    """A warning for each option that works differently from its name. rates: [batches of the run], the learning rate of
+    each."""
     how = prediction(plan) if plan.staleness else ""
     if how and o.momentum == 0 and how not in ("spike", "nesterov"):
         fact = "without momentum it makes the largest stable learning rate smaller"
@@ -83,7 +84,7 @@ def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
 
 
 def warn(plan: Plan, momentum: float | None, optimizer: optax.GradientTransformation, params: Tree) -> None:
-    """Gives the warning `NoEffect` for each such option of a pipeline.
+    """Gives the warning `NoEffect` for each option of a pipeline that has no effect.
 
     Arguments:
         optimizer: stage 1's optax chain.
@@ -94,7 +95,7 @@ def warn(plan: Plan, momentum: float | None, optimizer: optax.GradientTransforma
 
 
 def silenced() -> bool:
-    """Whether the warning would not be shown, so that the trial, a second of compiling, can be left out."""
+    """Whether Python would hide the warning, so that the trial, a second of compiling, can be skipped."""
     actions = (action for action, _, category, *_ in warnings.filters if issubclass(NoEffect, category))
     return next(actions, "default") == "ignore"
 
@@ -102,17 +103,18 @@ def silenced() -> bool:
 def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bool:
     """Whether half of a gradient makes nearly the same update, as with Adam.
 
-    It is tried for three steps, with small arrays in place of the parameters, which have their axes and names: with
-    zeros, where coupled weight decay adds nothing, and with ones, where clipping in proportion to the parameters leaves
-    the gradient alone. So some are missed: LARS, Adagrad, whatever updates every fourth step only. False also where the
-    optimizer cannot be asked so.
+    The trial takes three steps with small arrays that have the axes and names of the parameters. It is made with zeros,
+    where coupled weight decay adds nothing, and with ones, where clipping in proportion to the parameters leaves the
+    gradient alone. It misses some optimizers: LARS, Adagrad, any that updates only every fourth step. Returns False
+    also if the optimizer fails on these arrays.
     """
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct([min(n, 2) for n in leaf.shape], leaf.dtype), params)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(small))
 
     @programs.jit
     def last_update(weights, length):
-        """The update of the last step as a vector, by a gradient of that length, all parameters being `weights`."""
+        """The update of the last step as a vector, for a gradient of that length, with all parameters equal to
+        `weights`."""
         filled, grads = (
             jax.tree.map(partial(jnp.full_like, fill_value=value), small) for value in (weights, length / count**0.5)
         )
@@ -126,7 +128,7 @@ def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bo
 
     try:
         pairs = [(last_update(weights, LENGTH), last_update(weights, LENGTH / 2)) for weights in (0.0, 1.0)]
-    except Exception:  # a chain of the user's that is made for the true shapes only
+    except Exception:  # the user's optimizer works for the true shapes only
         return False
     norm = np.linalg.norm
     return all(norm(whole) > 0 and norm(whole - half) < NEAR * norm(whole) for whole, half in pairs)

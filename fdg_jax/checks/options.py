@@ -1,4 +1,4 @@
-"""What can be refused before any work: values first, which need nothing, then names, which need the model."""
+"""Refuses wrong options before any work: first values, which need nothing else, then names, which need the model."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -15,7 +15,7 @@ from fdg_jax.options.fields import checked, named, said, spelled
 def check(config: Config, given: Collection[str]) -> Plan:
     """Refuses values that can be judged without data and model. Raises BadInput.
 
-    given: the names of the options that somebody asked for. Returns: what method and corrections make of them.
+    given: the names of the options that the user set. Returns: the plan of method and corrections.
     """
     o = config
     for name, option in FIELDS.items():
@@ -33,7 +33,7 @@ def check(config: Config, given: Collection[str]) -> Plan:
          f"it is more than the {o.train_size} training examples of --train-size", "Use a smaller batch, or more"),
     ))  # fmt: skip
     plan = of_config(o, given)
-    # Who writes --beta 1 knows it: an arm of a comparison. A run that goes on gives neither flag, and is left alone.
+    # An explicit --beta 1 is intended, as one arm of a comparison. A resumed run has neither flag in `given`.
     shrinks = "shrink" in corrections.split_names(o.correct) and "correct" in given and "beta" not in given
     refuse_where(o, (
         (shrinks and o.beta == 1 < o.K, "correct", "with beta 1, which is the default, shrink changes no gradient",
@@ -50,7 +50,7 @@ def check(config: Config, given: Collection[str]) -> Plan:
 def refuse_where(options: Any, rules: Iterable[tuple[Any, str, str, str]]) -> None:
     """Raises BadInput for the first rule that holds.
 
-    options: has the value of each. rules: (whether it holds, the option's name, the fact, the way out).
+    options: has the values. rules: (whether the rule holds, the option's name, the fact, the way out).
     """
     for holds, name, fact, way_out in rules:
         if holds:
@@ -58,9 +58,10 @@ def refuse_where(options: Any, rules: Iterable[tuple[Any, str, str, str]]) -> No
 
 
 def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
-    """The data set and the model exist, and the model can be cut as asked for. Computes nothing. Raises BadInput.
+    """Checks that the data set and the model exist, and that the model can be cut as asked. Computes nothing. Raises
+    BadInput.
 
-    datasets: those that the command takes; (): all of images that are held in memory.
+    datasets: the names that the command takes; (): all image data sets that are held in memory.
     """
     o, known = config, list(datasets) or data.names()
     elsewhere = o.dataset in {*data.names(), *data.stream_names(), *data.text_names()} - set(known)
@@ -93,12 +94,12 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
            f"model {o.model} has no such option (it has: {named(own)})", "Leave it out, or take another model")
           for name in OF_MODELS.keys() - own.keys()),
     ))  # fmt: skip
-    if o.split not in (None, "balanced", "measured"):  # these fit always, and are found by computing
+    if o.split not in (None, "balanced", "measured"):  # these two always fit, and are computed later
         split.parse(o.split, o.model, o.K, n)
 
 
 def check_start(start: Start, config: Config, joining: Joining) -> None:
-    """Refuses flags about a start that cannot be, or that contradict one another."""
+    """Refuses impossible flags about a start, and flags that contradict one another."""
     for name, option in OF_START.items():
         checked(option, getattr(start, name))
     refuse_where(start, (
@@ -120,7 +121,7 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
 def check_joining(joining: Joining, given: Collection[str], config: Config) -> None:
     """Raises BadInput for flags that contradict one another, or options that need a single process.
 
-    given: the names of those of `joining` on the command line.
+    given: the names of the fields of `joining` that are on the command line.
     """
     if not joining.wanted:
         if given:
@@ -142,7 +143,7 @@ def check_joining(joining: Joining, given: Collection[str], config: Config) -> N
 
 
 def check_numbers(process: int, processes: int, K: int) -> None:
-    """Raises BadInput unless there is a stage for each process."""
+    """Raises BadInput unless each process has a stage."""
     if not 1 <= processes <= K:
         raise BadInput(f"--processes {processes}: each process needs a stage, and there are K={K}. Use 1 to {K}.")
     if not 0 <= process < processes:

@@ -1,4 +1,4 @@
-"""What a method and its corrections make of the options: resolved and checked once, for commands and `Pipeline`."""
+"""The plan of a training: method, corrections and their options, resolved and checked for commands and `Pipeline`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,16 +15,16 @@ from fdg_jax.options.fields import named, said
 from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.running import validate
 
-OF_EVERY_RUN = ("beta", "weights")  # which a method may take without declaring them
-MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; more would take time that a user waits for
+OF_EVERY_RUN = ("beta", "weights")  # a method may take these without declaring them
+MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; larger ones would take too long
 
 
 class Plan(NamedTuple):
     """How the stages are trained.
 
     corrections: with their options, in the order in which they act. stage_options: the method's, for its stages.
-    remat: the stages that recompute activations. other_weights: per stage, whose weights its backward pass is taken at
-    if not those of its forward pass.
+    remat: the stages that recompute activations. other_weights: per stage, the option that makes its backward pass use
+        other weights than its forward pass; "" if none does.
     """
 
     method: Method
@@ -37,12 +37,12 @@ class Plan(NamedTuple):
 
     @property
     def staleness(self) -> float:
-        """The largest of any stage, on average."""
+        """The largest mean staleness of any stage."""
         return max(self.schedule.mean_staleness)
 
     @property
     def corrected_by(self) -> tuple[str, ...]:
-        """Names of the corrections, in order; without beta, which has no name of its own."""
+        """The names of the corrections, in order, without beta."""
         return tuple(kind.name for kind, _ in self.corrections if kind.name not in ("none", "shrink"))
 
     @property
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 
 def of_config(config: Config, given: Collection[str] = ()) -> Plan:
-    """The plan of a training command. given: the names of the options that somebody asked for."""
+    """The plan of a training command. given: the names of the options that the user set."""
     asked = {name: getattr(config, name) for name in given if name in {*OF_METHODS, *OF_CORRECTIONS, *OF_EVERY_RUN}}
     return plan(
         config.method, config.K, correct=config.correct, beta=config.beta, weights=config.weights,
@@ -64,12 +64,12 @@ def plan(
     method: Any, K: int, *, correct: Any, beta: float, weights: str, engine: str, remat: Any, asked: Mapping[str, Any],
     rest: Mapping[str, Any] = {},
 ) -> Plan:  # fmt: skip
-    """Resolves the names, and refuses what does not go together.
+    """Resolves the names, and refuses options that do not go together.
 
     Arguments:
         method: a name or a `Method`. correct: names of corrections, `CorrectionSpec`s, or a list of both.
-        asked: name -> value of the options that somebody asked for; method or corrections must have them.
-        rest: name -> value of others, which count where method or corrections have them.
+        asked: name -> value of the options that the user set; method or corrections must have them.
+        rest: name -> value of other options, used if method or corrections have them.
 
     Raises: BadInput.
     """
@@ -99,7 +99,7 @@ def plan(
 
 
 def lacks(name: str, value: Any, method: Method, kinds: Collection[CorrectionSpec]) -> BadInput:
-    """What to raise for an option that neither the method nor a correction has."""
+    """The exception for an option that neither the method nor a correction has."""
     own = [name for kind in kinds for name in kind.declared]
     option = JOINED.get(name)
     if name in OF_CORRECTIONS:
@@ -114,7 +114,7 @@ def lacks(name: str, value: Any, method: Method, kinds: Collection[CorrectionSpe
 
 
 def check_weights(weights: str, kinds: Sequence[CorrectionSpec], schedule: Schedule) -> None:
-    """Raises BadInput where gradients cannot be taken at these weights."""
+    """Raises BadInput if gradients cannot be taken at these weights."""
     corrections.check_weights(kinds, weights)
     if weights == "current" and any(schedule.waits):
         fact = "one_version takes all gradients of an update at one version of the weights, and current weights change"
@@ -125,7 +125,7 @@ def check_weights(weights: str, kinds: Sequence[CorrectionSpec], schedule: Sched
 
 
 def check_engine(engine: str, weights: str, method: Method) -> None:
-    """Raises BadInput where the delay line would train otherwise than the pipeline."""
+    """Raises BadInput if the delay line would train differently from the pipeline."""
     if engine != "delay-line":
         return
     pipeline = f"Use {said('engine', 'pipeline')}"
@@ -143,17 +143,17 @@ def check_engine(engine: str, weights: str, method: Method) -> None:
 def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
     """Reads a value of `--remat`: which stages recompute their activations instead of keeping them.
 
-    The first stages hold the most stashes: stage k holds 2(K-k). A stash of a stage that recomputes keeps only the
-    inputs, and each backward pass computes the forward pass again.
+    The first stages hold the most stashes: stage k holds 2(K-k). A stage that recomputes stashes only its inputs, and
+    each backward pass computes the forward pass again.
 
     Arguments:
         remat: "none", "all", stage numbers as text ("1,2"), or a sequence of numbers.
         K: number of stages.
 
-    Returns: the stages that it names.
+    Returns: the stages that recompute.
 
     Raises:
-        BadInput: it is none of these, or a number is outside 1..K.
+        BadInput: `remat` is none of these, or a number is outside 1..K.
     """
     if remat in ("none", "all"):
         return frozenset(range(1, K + 1) if remat == "all" else ())
@@ -168,15 +168,15 @@ def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
 
 
 def check_remat(stages: frozenset[int], other: Sequence[str]) -> None:
-    """Refuses to recompute activations at other weights than they had: that is the method FR.
+    """Refuses to recompute activations at other weights than those of the forward pass, which is the method FR.
 
     Arguments:
-        stages: those that recompute.
+        stages: the stages that recompute.
         other: for k = 1..K, the option that makes a backward pass use other weights than the forward pass; "" if none
             does.
 
     Raises:
-        BadInput: a stage is in both.
+        BadInput: a stage recomputes and uses other weights.
     """
     for k in sorted(stages):
         if other[k - 1]:
@@ -189,9 +189,9 @@ def check_remat(stages: frozenset[int], other: Sequence[str]) -> None:
 def check_schedule(method: Method, schedule: Schedule) -> None:
     """Runs a schedule on integers until the pipeline is full and empty again: a few milliseconds.
 
-    A wrong `tick` or `delays` would otherwise train, with gradients that are used at another moment than the one that
-    is reported. It is done for the methods of the package as well, since a file of one's own lies beside theirs. With
-    more than 8 stages it is left out; `python -m fdg_jax.schedule --method NAME --K K` does it for any number.
+    Without this check, a wrong `tick` or `delays` would train with gradients that are used at another time than
+    reported. The package's methods are checked as well, since a user's method is a file beside theirs. Schedules of
+    more than 8 stages are not checked; `python -m fdg_jax.schedule --method NAME --K K` does that for any number.
 
     Raises: BadInput, which names the method, the stage, and the numbers that disagree.
     """

@@ -44,7 +44,7 @@ class Late(NamedTuple):
         if getattr(self, need) is None:
             raise BadInput(
                 f"correction {name} needs the optimizer's {need.replace('_', ' ')}, which an optax chain does "
-                f"not tell. Give it as Pipeline(..., {need}=...)."
+                f"not tell. Add {need}=... to the call."
             )
 
 

@@ -2,9 +2,9 @@
 
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
-`load(data_dir) -> Stream`. Text is one file in `texts/` with `load(files, block_size) -> Text`. What all three have in
-common is in `source`. The other files help these (`tfds` reads prepared directories, `arrays` files of decoded arrays)
-or work on what they return (`augment`). Nothing slow is imported before a data set needs it.
+`load(data_dir) -> Stream`. Text is one file in `texts/` with `load(files, block_size) -> Text`. `source` has what all
+three share. The other files are helpers (`tfds` reads prepared directories, `arrays` files of decoded arrays) or
+transform examples (`augment`). A slow import happens only when a data set needs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ names, stream_names, text_names = SETS.names, STREAMS.names, TEXTS.names
 
 
 def unit(name: str) -> str:
-    """What a data set of that name is made of: "images" or "tokens"."""
+    """The unit of a data set, by its name: "images" or "tokens"."""
     return "tokens" if name in text_names() else "images"
 
 
@@ -41,7 +41,7 @@ def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE
 
     Arguments:
         name: the data set.
-        files: what to read; none: its own.
+        files: the files to read; none: the data set's default text.
         block_size: tokens of an example.
 
     Raises:
@@ -61,15 +61,15 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
 
     Arguments:
         name: the data set; or a path, of a folder of images or a file of arrays (fdg_jax.data.pictures).
-        data_dir: a TFDS data directory (the one that holds `cifar10/3.0.2`). It is only read, as a mistyped path should
-            be an error and not a download. None: TFDS's own (`TFDS_DATA_DIR`, else `~/tensorflow_datasets`); a data set
-            that is missing there is downloaded into it.
+        data_dir: a TFDS data directory (the one that holds `cifar10/3.0.2`). Nothing is downloaded into it, as a
+            mistyped path should be an error. None: TFDS's own (`TFDS_DATA_DIR`, else `~/tensorflow_datasets`); a data
+            set that is missing there is downloaded into it.
 
     Returns: the data set.
 
     Raises:
         BadInput: the name is not known, the directory cannot be read or lacks the data set, files are damaged or
-            incomplete, or what was loaded is no such data set (`checked`). It is raised before anything slow.
+            incomplete, or the loaded arrays are invalid (`checked`). It is raised before anything slow.
 
     Example:
         >>> load("digits").shape

@@ -1,7 +1,7 @@
 """The arrays of a decoded data set, in a file: `.npz` with a checksum, written whole or not at all.
 
-Such a file is a data set of its own (`<data directory>/cifar10.npz`), or it is in the cache: then it keeps what was
-decoded from other files, and is used only while these are unchanged.
+Such a file is either a complete data set (`<data directory>/cifar10.npz`), or in the cache. A file in the cache keeps
+arrays that were decoded from other files, and is used only while these are unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.output import say
 
-FORMAT = 1  # increase it if what is stored, or how images are decoded, changes
+FORMAT = 1  # increase it if the stored arrays, or the decoding of images, change
 
 
 class Expected(NamedTuple):
-    """What a data set must be: two splits, train and test, of images [H, W, C] with one label."""
+    """The expected form of a data set: two splits, train and test, of images [H, W, C] with one label."""
 
     name: str
     train: int  # number of training images
@@ -56,14 +56,14 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
 
 
 def write(path: Path, arrays: Arrays, source: str = "") -> None:
-    """Writes a file, which appears complete. source: what the arrays were made from. Raises OSError."""
+    """Writes a file completely or not at all. source: what the arrays were made from. Raises OSError."""
     temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             np.savez(file, source=np.array(source), checksum=np.array(digest(arrays)), **arrays._asdict())
         temporary.replace(path)
     finally:
-        with contextlib.suppress(OSError):  # if it could not be written, it may be impossible to remove, too
+        with contextlib.suppress(OSError):  # if writing fails, removing may fail, too
             temporary.unlink(missing_ok=True)
 
 
@@ -89,13 +89,13 @@ def read(path: Path, source: str = "") -> Arrays | None:
 def cached(
     directory: Path, expected: Expected, make: Callable[[], Arrays], files: Iterable[Path] | None = None
 ) -> Arrays:
-    """The arrays of a data set, from the user's cache directory or newly made.
+    """The arrays of a data set, from the user's cache directory or decoded anew.
 
-    No error with the cache ends a run: it prints a sentence, and the images are decoded again.
+    An error with the cache never ends a run: a sentence is printed, and the images are decoded again.
 
     Arguments:
         directory: where the data set's files are.
-        expected: what the data set must be.
+        expected: the expected form of the data set.
         make: decodes the files; called if the cache does not have the arrays.
         files: the files that the arrays depend on, by default those in `directory`.
     """

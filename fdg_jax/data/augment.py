@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.data.order import check_seed
-from fdg_jax.data.order import epoch_order as epoch_order  # beside the transforms
+from fdg_jax.data.order import epoch_order as epoch_order  # so that users find it with the transforms
 
 
 class Images(Protocol):
-    """What is to be known of images here: a `Dataset` or a `Stream` has it."""
+    """The facts about images that transforms need; a `Dataset` or a `Stream` has them."""
 
     @property
     def mean(self) -> tuple[float, ...]: ...
@@ -63,10 +63,10 @@ def train_transform(
             mirrored = jnp.zeros_like(mirrored)
         margin = (meta.pad, meta.pad)
         padded = jnp.pad(images, ((0, 0), margin, margin, (0, 0)))
-        # A gather of whole uint8 pixels is the fastest form on a CPU core. Then come, in this order, a dynamic_slice
-        # per image, one-hot products, lax.map, and a select per offset. The gather is of one image under vmap, without
-        # the image's number among the indices: so, if a batch is spread over devices (data parallel), each device crops
-        # its own part and nothing is sent.
+        # A gather of whole uint8 pixels is the fastest form on a CPU core. Slower, in this order, are a dynamic_slice
+        # per image, one-hot products, lax.map, and a select per offset. The gather is over one image, under vmap, so
+        # that the indices do not contain the image's number. If a batch is spread over devices (data parallel), each
+        # device then crops its own part and nothing is sent.
         rows = down[:, None] + jnp.arange(height)  # [B, H]
         columns = jnp.arange(width)
         columns = jnp.where(mirrored[:, None], width - 1 - columns, columns) + right[:, None]  # [B, W]
@@ -84,9 +84,9 @@ def test_transform(meta: Images) -> Callable[[jax.typing.ArrayLike], jax.Array]:
 
     Returns: f(images [..., C] uint8) -> [..., C] float32.
     """
-    # Computed as (image - 255 mean) * (1 / 255 std): a difference and then a product, which no compiler contracts into
-    # a fused multiply-add. `image * scale + bias` might be contracted in one program and not in another. Then the last
-    # bits inside a scan would differ from those alone.
+    # Computed as (image - 255 mean) * (1 / 255 std): no compiler contracts a difference and then a product into a fused
+    # multiply-add. `image * scale + bias` might be contracted in one program and not in another. Then the last bits
+    # inside a scan could differ from those outside.
     mean = np.asarray(meta.mean, np.float64) * 255
     std = np.asarray(meta.std, np.float64) * 255
     mean, scale = mean.astype(np.float32), (1 / std).astype(np.float32)
@@ -103,7 +103,7 @@ test_transform.__test__ = False  # its name is not meant for pytest
 
 def draw(seed: int, step, batch: int, pad: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The random choices for a batch: (rows [B] and columns [B] to cut off, 0..2 pad; mirrored [B] bool)."""
-    # The generator is named, so that a user's `jax_default_prng_impl` does not change a run.
+    # The generator is given by name, so that a user's `jax_default_prng_impl` does not change a run.
     key = jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), step)
     words = jax.random.bits(key, (batch, 3), jnp.uint32)
     # The remainder favours some offsets by less than 2**-29, which is too little to notice.

@@ -1,7 +1,7 @@
-"""Blocks of a file's bytes, like an array of them that is read when it is indexed.
+"""Blocks of a file's bytes, like an array that is read from the file when it is indexed.
 
-A map into memory would be shorter, but where a mapped file has been cut short, reading it ends the process (SIGBUS), in
-whatever moment. A read that comes too short is an error like any other.
+A memory map would be shorter. But if a mapped file is cut short, reading it kills the process (SIGBUS) at any moment. A
+short read is an ordinary error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fdg_jax.errors import Damaged, reason
 
 
 class OpenFile:
-    """A file that stays open, and so the same one whatever becomes of its name. file: it, if it is open already."""
+    """A file that is kept open, so that it stays the same file if its name is reused. file: the open file, if there is
+    one already."""
 
     def __init__(self, path: Path, file: Any = None):
         self.path = path
@@ -24,12 +25,13 @@ class OpenFile:
         self.size = os.fstat(self.file.fileno()).st_size
 
     def check(self) -> None:
-        """Raises Damaged where the file has been cut short since it was opened. It takes a microsecond."""
+        """Raises Damaged if the file has been cut short since it was opened. The check takes a microsecond."""
         if (left := os.fstat(self.file.fileno()).st_size) < self.size:
             raise Damaged(f"{self.path} was cut short: {left:,} of {self.size:,} bytes are left.")
 
     def read(self, start: int, out: np.ndarray) -> None:
-        """Fills `out`, contiguous uint8, with the bytes from `start` on. Raises Damaged where there are fewer."""
+        """Fills `out`, contiguous uint8, with the bytes from `start` on. Raises Damaged if the file has too few
+        bytes."""
         rest = out.reshape(-1).data
         while len(rest):  # one call reads at most 2 GiB
             try:
@@ -45,10 +47,10 @@ class OpenFile:
 class Blocks:
     """n blocks of T bytes of a file, from byte `start` on: [n, T] uint8.
 
-    A slice of it is `Blocks` again. An integer or an array of them reads, and so does `np.array(blocks)`.
+    A slice returns `Blocks` again. An integer, an array of integers, and `np.array(blocks)` read from the file.
 
     Raises:
-        Damaged: while reading, where the file has been cut short.
+        Damaged: while reading, if the file has been cut short.
     """
 
     dtype = np.dtype(np.uint8)

@@ -1,7 +1,7 @@
-"""What CIFAR-10 and CIFAR-100 have in common: where they lie, how they are downloaded, and how they are read.
+"""The shared code of CIFAR-10 and CIFAR-100: finding, downloading and reading their files.
 
-A data directory holds one of them either as TFDS prepares it (`cifar10/<version>/`), or as a plain file of arrays
-(`cifar10.npz`). Such a file is made of the official archive when the data set is downloaded. Images keep their order.
+A data directory holds each data set either as TFDS prepares it (`cifar10/<version>/`), or as a plain file of arrays
+(`cifar10.npz`). A download makes this file from the official archive. Images keep their order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Cifar(NamedTuple):
     """One of the two data sets.
 
     mean, std: of its training images' channels, scaled to 0..1.
-    train, test: names of the archive's files, in order. A record in them is one byte for each label and then
-        3 x 32 x 32 bytes of image.
-    label_bytes: how many labels a record has; the last one counts.
+    train, test: names of the archive's files, in order. A record in them is one byte for each label and then 3 x 32 x
+        32 bytes of image.
+    label_bytes: how many labels a record has; the last one is used.
     """
 
     expected: Expected
@@ -49,8 +49,8 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
         data_dir: a data directory. None: TFDS's own, into which the data set is downloaded if it is not there.
 
     Raises:
-        Unavailable: it cannot be downloaded.
-        BadInput: the directory lacks it, or files are damaged.
+        Unavailable: the data set cannot be downloaded.
+        BadInput: the directory lacks the data set, or files are damaged.
     """
     name = cifar.expected.name
     place = find(name, data_dir)
@@ -67,7 +67,7 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
 def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
     """The prepared directory or the file of arrays; None if it must be downloaded.
 
-    Raises: BadInput if a given `data_dir` lacks it.
+    Raises: BadInput if a given `data_dir` lacks the data set.
     """
     default = directories.default_data_dir()
     base = default if data_dir is None else Path(data_dir).expanduser()
@@ -85,7 +85,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
 
 
 def read_file(path: Path, expected: Expected) -> Arrays:
-    """The arrays of a file that is a data set by itself. Raises BadInput."""
+    """The arrays of a file that holds a complete data set. Raises BadInput."""
     try:
         found = arrays.read(path)
     except (OSError, ValueError) as error:
@@ -96,10 +96,10 @@ def read_file(path: Path, expected: Expected) -> Arrays:
 
 
 def obtain(cifar: Cifar, data_dir: Path) -> Path:
-    """Downloads the archive, makes `<data_dir>/<name>.npz` of it and returns that.
+    """Downloads the archive, makes `<data_dir>/<name>.npz` from it and returns the path of this file.
 
-    An archive in `<data_dir>/downloads/` is used if there is one, for machines without a network. Wherever it is
-    interrupted, nothing half done stays.
+    On machines without a network, an archive in `<data_dir>/downloads/` is used. An interruption at any point leaves no
+    partial files.
     """
     name = cifar.expected.name
     archive, file = data_dir / "downloads" / cifar.download.url.rpartition("/")[2], data_dir / f"{name}.npz"
@@ -108,7 +108,7 @@ def obtain(cifar: Cifar, data_dir: Path) -> Path:
             check(archive, cifar.download)
             arrays.write(file, unpacked(archive, cifar))
             return file
-        # Under a temporary name, so that another process does not take it for a user's archive.
+        # A temporary name, so that another process does not take the file for a user's archive.
         fetched = durable.temporary_beside(archive)
         fetch(cifar.download, fetched)
         try:

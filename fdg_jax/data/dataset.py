@@ -1,4 +1,4 @@
-"""A data set of images in memory: what the files in `sets/` return."""
+"""A data set of images in memory, which the files in `sets/` return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Dataset(Source):
 
 
 def checked(dataset: Dataset) -> Dataset:
-    """The data set itself. Raises BadInput where an array, or a number that says what is in it, cannot be."""
+    """Returns the data set. Raises BadInput if an array, or a number about the arrays, is impossible."""
     d = dataset
     for part, images, labels in (("train", d.train_images, d.train_labels), ("test", d.test_images, d.test_labels)):
         found = f"data set {d.name}: {part}_images is {images.dtype}{list(images.shape)}"

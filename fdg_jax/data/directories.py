@@ -1,6 +1,6 @@
 """Finds prepared data sets in TFDS's layout, `<data directory>/<name>/<version>/`.
 
-Errors tell apart whether a directory is missing, is a file, or cannot be read.
+Errors distinguish a missing directory, a file in its place, and an unreadable directory.
 """
 
 from __future__ import annotations

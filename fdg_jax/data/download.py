@@ -2,7 +2,7 @@
 
 Being offline shows in many ways: no name service, an address that drops packets, a proxy that accepts and never
 answers. A name look-up has no timeout, and each address of a host has its own. So the request is made in a thread, with
-one time limit for all of it. Once a server has answered, only a transfer that stops counts as a failure.
+one time limit for everything. Once a server has answered, only a stalled transfer is a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fdg_jax.machine.output import Progress, say
 
 
 class Unavailable(BadInput):
-    """The data set cannot be had here. `--dataset auto` then takes another one."""
+    """The data set is not available on this machine. `--dataset auto` then takes another one."""
 
 
 class Download(NamedTuple):
@@ -33,7 +33,7 @@ class Download(NamedTuple):
     bytes: int
     sha256: str
     answer_seconds: float = 3.0  # time limit for the first answer, all attempts together
-    stall_seconds: float = 20.0  # so long without a byte is a failure
+    stall_seconds: float = 20.0  # without a byte for this long, the transfer has failed
     attempts: int = 3
 
 
@@ -52,7 +52,7 @@ def fetch(download: Download, path: Path) -> None:
     for attempt in range(1, download.attempts + 1):
         try:
             response = ask(download, deadline - time.monotonic())
-            # It answered, so we are online, and each further attempt may wait for an answer again.
+            # The server answered, so we are online, and each further attempt may wait for an answer again.
             with response:
                 receive(response, download, path)
             return
@@ -83,7 +83,7 @@ def ask(download: Download, seconds: float) -> http.client.HTTPResponse:
     def open_url():
         try:
             answers.put(urllib.request.urlopen(download.url, timeout=download.stall_seconds))
-        except Exception as error:  # handed to the caller, whatever it is
+        except Exception as error:  # every error is handed to the caller
             answers.put(error)
 
     # A daemon thread, so that a hanging name look-up does not keep the process from ending.
@@ -101,13 +101,13 @@ def receive(response: http.client.HTTPResponse, download: Download, path: Path) 
     """Writes the body to a temporary file, checks it and renames it to `path`. Raises Unavailable, Interrupted."""
     declared = response.headers.get("Content-Length")
     if declared is not None and declared != str(download.bytes):
-        # Such as a network's login page.
+        # For example a network's login page.
         raise Unavailable(f"{download.url} has {declared} bytes and not the {download.bytes:,} expected.")
     temporary = durable.temporary_beside(path)
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(temporary, "wb")  # noqa: SIM115 - its errors are told apart from the transfer's
+            file = open(temporary, "wb")  # noqa: SIM115 - its errors are separate from the transfer's
         except OSError as error:
             raise unwritable(path.parent, error) from error
         with file:
@@ -123,7 +123,7 @@ def receive(response: http.client.HTTPResponse, download: Download, path: Path) 
 
 
 def copy(response: http.client.HTTPResponse, file, download: Download, path: Path) -> str:
-    """Copies the body to a file and returns its sha256. Raises Interrupted if it ends early or stands still."""
+    """Copies the body to a file and returns its sha256. Raises Interrupted if the transfer ends early or stalls."""
     digest = hashlib.sha256()
     progress = Progress(download.bytes, "bytes", f"downloading {download.url}")
     received = 0
@@ -145,7 +145,7 @@ def copy(response: http.client.HTTPResponse, file, download: Download, path: Pat
 
 
 def check(path: Path, download: Download) -> None:
-    """Raises BadInput if the file at `path`, which a user put there, is not the one that would be downloaded."""
+    """Raises BadInput if the user's file at `path` is not the one that would be downloaded."""
     size = path.stat().st_size
     if size != download.bytes:
         raise BadInput(f"{path} has {size:,} bytes and not the {download.bytes:,} expected. Remove or replace it.")

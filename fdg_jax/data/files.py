@@ -1,4 +1,4 @@
-"""Images as files, usually in a folder for each class: finds them, their classes, and what is missing.
+"""Finds image files, usually in a folder for each class, their classes, and missing files.
 
 The order is a fixed shuffle of the sorted names, so that the first N images (`--train-size`) are of all classes.
 """
@@ -100,21 +100,21 @@ def classes(folder: Path) -> list[str]:
 
 
 def images(folder: Path) -> tuple[list[str], list[str]]:
-    """(the sorted names of the image files in a folder, those of what else is there). Raises BadInput."""
+    """Returns the sorted names of the image files in a folder, and those of all other entries. Raises BadInput."""
     names = [entry.name for entry in entries(folder, f"images ({KINDS})") if not entry.name.startswith(".")]
     found = [name for name in names if name.lower().endswith(SUFFIXES)]
     return found, sorted(set(names) - set(found))
 
 
 def say_left_out(folder: Path, others: Sequence[str], where: str) -> None:
-    """Says what there is below a folder that is not read, if anything. where: where images are read."""
+    """Prints what is below a folder but not read, if anything. where: where images are read."""
     if others:
         fact = f"NOT read: {folder / others[0]} ({len(others):,} such files or folders below {folder})"
         say(f"{fact}. Images are {KINDS}, and lie directly in {where}.")
 
 
 def by_folder(split: Path, wanted: Sequence[str]) -> Files:
-    """Finds the images `<split>/<class>/*.JPEG`, and says what else is there.
+    """Finds the images `<split>/<class>/*.JPEG`, and prints which other entries there are.
 
     Arguments:
         split: the folder.
@@ -151,7 +151,7 @@ def by_class(train: Path, test: Path) -> tuple[Files, Files, int]:
 
 
 def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequence[str]) -> Files:
-    """Finds the images `<folder>/*.JPEG`, whose classes are listed in a file, and says what else is there.
+    """Finds the images `<folder>/*.JPEG`, whose classes are listed in a file, and prints which other entries there are.
 
     Arguments:
         folder: where they are.
@@ -177,7 +177,7 @@ def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequen
 
 
 def lines(path: Path, holds: str) -> list[str]:
-    """The non-empty lines of a text file. holds: what the file tells, for the error. Raises BadInput."""
+    """The non-empty lines of a text file. holds: what the file contains, for the error. Raises BadInput."""
     try:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError:

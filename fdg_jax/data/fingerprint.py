@@ -3,8 +3,8 @@
 A fingerprint is a small JSON value. It depends only on the content and the order of the images, not on the directory or
 the time of a file. A copy of a data set elsewhere has the same fingerprint.
 
-Arrays in memory and text are hashed completely. For images that stay in their files this would take hours. There the
-names, labels and sizes of all files are hashed, and the bytes of a sample of the images.
+Arrays in memory and text are hashed completely. For images that stay in their files this would take hours. For these,
+only the names, labels and sizes of all files are hashed, and the bytes of a sample of the images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fdg_jax.data.text import Text
 
 FORMAT = 1  # increase it if the same data get another fingerprint
 SPLITS = {"train": "training", "test": "test"}
-WORDS = {"images": ("images", "pixels"), "tokens": ("blocks", "bytes")}  # what examples are called, and their content
+WORDS = {"images": ("images", "pixels"), "tokens": ("blocks", "bytes")}  # the words for examples, and for their content
 
 Fingerprint = dict[str, Any]
 
@@ -30,8 +30,8 @@ def of(dataset: Source) -> Fingerprint:
 
     Returns: {"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}. images: the
     number of examples. labels: a hash of the labels in order (for files, also of the names). content: a hash of the
-    pixels (for files, of the sizes and of a sample's bytes). Of text, which has {"unit": "tokens"} in addition, content
-    is the hash of all its bytes, and labels are None.
+    pixels (for files, of the sizes and of a sample's bytes). A text also has {"unit": "tokens"}; its content is the
+    hash of all its bytes, and its labels are None.
 
     Raises:
         Damaged: an image file cannot be read.
@@ -72,7 +72,7 @@ def comparable(was: Any) -> TypeGuard[Fingerprint]:
 
 
 def difference(was: Fingerprint, now: Fingerprint) -> str:
-    """Describes how two fingerprints differ, to follow "the data are not the same: "; "" if they do not."""
+    """Describes how two fingerprints differ, as a clause after "the data are not the same: "; "" if they are equal."""
     if was.get("unit") != now.get("unit"):
         return f"{now.get('unit', 'images')}, were {was.get('unit', 'images')}"
     examples, content = WORDS[now.get("unit", "images")]

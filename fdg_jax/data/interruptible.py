@@ -1,7 +1,7 @@
-"""Long waits that a signal may end at once, as they leave nothing half done, such as downloads.
+"""Long waits, such as downloads, that a signal may end at once, since an interruption leaves nothing half done.
 
-The data room knows nothing of signals. A command that handles signals gives a context manager here, in which such waits
-are made and which ends them by an exception.
+The data room does not handle signals. A command that does registers a context manager here. Long waits are made inside
+this context, which ends them by an exception.
 """
 
 from __future__ import annotations

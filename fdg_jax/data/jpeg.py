@@ -24,17 +24,17 @@ def decode_image(content: bytes, where: str):
 
     Arguments:
         content: the bytes of the file.
-        where: what names the image in an error.
+        where: the name of the image in an error.
 
     Returns: a PIL.Image.
 
     Raises:
-        Damaged: it cannot be decoded.
+        Damaged: the image cannot be decoded.
     """
     from PIL import Image
 
     try:
-        # One of ImageNet's files is a PNG under a JPEG's name; TFDS prepares CIFAR as PNG or lossless WebP.
+        # One of ImageNet's files is a PNG with a JPEG's name; TFDS stores CIFAR as PNG or lossless WebP.
         image = Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP"))
         if image.mode.startswith("I"):  # grey with 16 bits: `convert` would make everything above 255 white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as Pillow does with 16-bit colours
@@ -67,11 +67,11 @@ def train_crop(image, side: int, random: np.ndarray) -> np.ndarray:
     """A random part of an image, resized and mirrored with probability 1/2.
 
     The part has 8 to 100% of the area and an aspect ratio of 3:4 to 4:3, with uniform logarithm. If none of ten tries
-    fits into the image, it is the largest central part with such an aspect ratio.
+    fits into the image, the largest central part with such an aspect ratio is taken.
 
     Arguments:
         image: a PIL.Image.
-        side: in pixels, of the result.
+        side: the side of the result, in pixels.
         random: what `random_numbers` returns.
 
     Returns: [side, side, 3] uint8.

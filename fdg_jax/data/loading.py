@@ -1,8 +1,8 @@
 """Takes batches from the processes that decode images, without hanging if one of them dies.
 
-A worker may be killed (by the kernel, when memory runs out) or stopped in the middle of sending a batch. Who reads from
-it would then wait for ever, in grain's `next` as well as in its `close`. So both are called in a thread of their own,
-and the training loop can still obey a signal and learn that a worker has died.
+A worker may be killed (by the kernel, when memory runs out) or stopped while it sends a batch. The reader would then
+wait for ever, in grain's `next` as well as in its `close`. So a separate thread calls both, and the training loop can
+still obey a signal and notice that a worker has died.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from typing import Any
 
 from fdg_jax.data.stream import Batch, Loader
 
-LOOK_SECONDS = 0.2  # between two looks at signals and workers while a batch is waited for
-DEAD_SECONDS = 5.0  # that a batch may still take after a worker has died: grain notices most deaths itself
-CLOSE_SECONDS = 5.0  # that workers have to end by themselves
+LOOK_SECONDS = 0.2  # between two checks of signals and workers during the wait for a batch
+DEAD_SECONDS = 5.0  # to wait for a batch after a worker has died: grain notices most deaths itself
+CLOSE_SECONDS = 5.0  # for workers to end by themselves
 
-abandoned: list[Thread] = []  # threads that wait for ever: the process has to end without them
+abandoned: list[Thread] = []  # threads that wait for ever; the process ends without them
 
 
 class LoaderFailed(Exception):
@@ -29,9 +29,9 @@ class LoaderFailed(Exception):
 
 
 class Loading:
-    """As a context, or `close()` it: the batches of a loader.
+    """The batches of a loader. Use it as a context, or call `close()`.
 
-    check: called now and then while a batch is waited for; what it raises ends the waiting.
+    check: called repeatedly during the wait for a batch; an exception from it ends the wait.
     """
 
     def __init__(self, loader: Loader, check: Callable[[], None]):
@@ -49,31 +49,31 @@ class Loading:
         while self.wanted.get():
             try:
                 self.answers.put((next(self.loader), None))
-            except BaseException as error:  # raised again by who waits
+            except BaseException as error:  # raised again in the waiting thread
                 self.answers.put((None, error))
-        with contextlib.suppress(Exception):  # nobody waits for what a loader that is closed still has to say
+        with contextlib.suppress(Exception):  # errors of a closed loader concern nobody
             self.loader.close()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        """Raises LoaderFailed when a worker has died, and what `check` and the loader raise."""
+        """The next batch. Raises LoaderFailed if a worker has died, and the exceptions of `check` and of the loader."""
         self.wanted.put(True)
         batch, error = self.answer()
         self.taken += 1
-        if self.taken <= self.loader.workers:  # they are begun one after another
+        if self.taken <= self.loader.workers:  # workers start one after another
             self.look()
         if error is None:
             assert batch is not None
             return batch
         if dead := self.dead():
-            self.check()  # a signal to the whole group of processes explains it better
+            self.check()  # a signal to the whole process group explains the death better
             raise LoaderFailed(describe_deaths(dead)) from error
         raise error
 
     def answer(self) -> tuple[Batch | None, BaseException | None]:
-        """(the batch, what was raised instead of it). Raises LoaderFailed when a worker has died."""
+        """Returns the batch, or else the exception of the loader. Raises LoaderFailed if a worker has died."""
         noticed = None  # when a worker was first seen dead
         while True:
             try:
@@ -87,11 +87,11 @@ class Loading:
                 raise LoaderFailed(describe_deaths(dead))
 
     def look(self) -> None:
-        """Learns which processes are this loader's: those that were begun since it was made."""
+        """Finds this loader's worker processes: those started after the loader was made."""
         self.workers |= set(multiprocessing.active_children()) - self.others
 
     def dead(self) -> list[Any]:
-        """Workers that ended otherwise than by themselves."""
+        """Workers that did not end normally."""
         return [worker for worker in self.workers if worker.exitcode not in (None, 0)]
 
     def __enter__(self) -> "Loading":
@@ -101,7 +101,7 @@ class Loading:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers: in good order if that goes fast, else by force."""
+        """Ends the workers: normally if that is fast, else by force."""
         self.look()
         self.wanted.put(False)
         if not self.dead():
@@ -127,6 +127,6 @@ def describe_deaths(dead: list[Any]) -> str:
 
 
 def leave(code: int) -> None:
-    """Ends this process at once if a thread of it waits for ever, which would hold up Python's own end."""
+    """Ends this process at once if one of its threads waits for ever, which would block Python's own exit."""
     if any(thread.is_alive() for thread in abandoned):
         os._exit(code)

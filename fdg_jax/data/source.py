@@ -1,7 +1,7 @@
-"""What the rooms above know of a data set: its examples, what they are made of, and how they enter a network.
+"""The interface of a data set: its examples, their unit, and the transforms to a network's input.
 
-A `Dataset` (images) and a `Text` (tokens) hold their examples as arrays, a `Stream` decodes images while the training
-runs. All are a `Source`, so that whatever is above works with images and tokens alike.
+A `Dataset` (images) and a `Text` (tokens) hold their examples as arrays; a `Stream` decodes images while the training
+runs. All are a `Source`, so that other code works with images and tokens alike.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 
 class Source:
-    """A data set of N training and M test examples, of images unless a member is replaced.
+    """A data set of N training and M test examples: of images, unless a subclass says otherwise.
 
-    name: what `--dataset` calls it.
+    name: its name for `--dataset`.
     classes: labels are 0 .. classes-1.
     note: what the user must know about this run's data; "" for nothing.
     fingerprint: of the whole data set (fdg_jax.data.fingerprint), once computed.
-    unit: what speed is counted in: "images" or "tokens". per_example: how many of them an example has.
-    shape, dtype: of an example's input, as it is stored. labels_shape, labels_dtype: of its labels.
+    unit: the unit of speed: "images" or "tokens". per_example: how many units an example has.
+    shape, dtype: of an example's stored input. labels_shape, labels_dtype: of its labels.
     train_inputs, test_inputs: the inputs of the examples, with a length.
     """
 
@@ -64,7 +64,7 @@ class Source:
         raise NotImplementedError
 
     def held_out(self, n: int) -> Self:
-        """This data set with its last n training examples as its test examples, and trained on the others."""
+        """This data set with its last n training examples as the test examples, and the others for training."""
         raise NotImplementedError
 
     def without_inputs(self) -> Self:
@@ -72,23 +72,23 @@ class Source:
         raise NotImplementedError
 
     def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
-        """f(inputs [B, ...], number of the batch) -> what the network takes, traced on a device. Its randomness
-        (augmentation) is a function of the seed and the batch. Raises BadInput for a seed out of range."""
+        """The traceable function f(inputs [B, ...], number of the batch) -> the network's input. Its randomness
+        (augmentation) depends only on the seed and the batch. Raises BadInput for a seed out of range."""
         from fdg_jax.data import augment
 
         return augment.train_transform(self, seed)  # type: ignore[arg-type]
 
     def test_transform(self) -> Callable[[Any], Any]:
-        """f(inputs [B, ...]) -> what the network takes, traced on a device."""
+        """The traceable function f(inputs [B, ...]) -> the network's input."""
         from fdg_jax.data import augment
 
         return augment.test_transform(self)  # type: ignore[arg-type]
 
     def described(self) -> str:
-        """How many examples of what: 1,438 training and 359 test images 32x32x3, 10 classes."""
+        """A description, such as: 1,438 training and 359 test images 32x32x3, 10 classes."""
         train, test = len(self.train_images), len(self.test_images)
         return f"{train:,} training and {test:,} test images {'x'.join(map(str, self.shape))}, {self.classes} classes"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """Further numbers that a test loss (in nats) is reported as, by their names in the files of a run."""
+        """Further measures computed from a test loss (in nats): name in the files of a run -> value."""
         return {}

@@ -1,8 +1,8 @@
 """A data set that does not fit into memory: images are read, decoded and augmented while the training runs.
 
 It differs from a `Dataset` only in that its images are still encoded. Batch g of a run is a function of (seed, g): g
-gives the epoch and the images of that epoch's order, and (seed, epoch, image) gives each crop. So a run resumes by
-starting at another g, and the number of processes that share the work (grain's, each making whole batches) changes
+gives the epoch and the images in that epoch's order, and (seed, epoch, image) gives each crop. So a run resumes by
+starting at another g. The number of decoding processes (grain's workers, each of which makes whole batches) changes
 only the speed.
 """
 
@@ -34,20 +34,22 @@ Batch = tuple[np.ndarray, np.ndarray]  # images [B, H, W, C] uint8, labels [B] i
 
 
 class Encoded(Protocol):
-    """Labelled images, encoded on a disk. It can be pickled, as every worker gets a copy."""
+    """Labelled images in encoded form on a disk. The object can be pickled, as every worker gets a copy."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice, /) -> Encoded: ...
 
     def read(self, i: int, /) -> tuple[bytes, int, str]:
-        """(encoded image i, its label, where it is, for errors). Raises Damaged if it cannot be read."""
+        """Returns the encoded image i, its label, and its place (for errors). Raises Damaged if the image cannot be
+        read."""
         ...
 
     def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """(arrays of names, labels or order, as far as no image must be read; file sizes in bytes).
+        """Returns arrays of names, labels or order (only those known without reading images), and the file sizes in
+        bytes.
 
-        It is the same for a copy elsewhere. Raises Damaged if a file is gone.
+        The listing of a copy elsewhere is the same. Raises Damaged if a file is gone.
         """
         ...
 
@@ -82,7 +84,7 @@ class Stream(Source):
         return self.first(left)._replace(test_images=self.train_images[left:])
 
     def without_inputs(self) -> Stream:
-        """This data set for a process that needs labels only: black images, and nothing is decoded."""
+        """This data set for a process that needs labels only: black images, without decoding."""
         return self._replace(pixels=False)
 
     def check_sample(self) -> Stream:
@@ -100,7 +102,7 @@ def sample_indices(images: int) -> list[int]:
 
 
 class TestBatches:
-    """The test images in order, cropped at the centre, by the number of their batch."""
+    """The batches of test images in order, cropped at the centre, indexed by number."""
 
     __test__ = False  # its name is not meant for pytest
 
@@ -115,7 +117,7 @@ class TestBatches:
         return self.batch(self.part(range(len(self.images)), int(g)), jpeg.test_crop)
 
     def part(self, order: Any, number: int) -> Any:
-        """The numbers of a batch's images, of those of all images in order."""
+        """The part of `order` (numbers of images) that makes up a batch."""
         return order[number * self.batch_size :][: self.batch_size]
 
     def batch(self, rows: Iterable[int], crop: Callable[..., np.ndarray], *more: Any) -> Batch:
@@ -132,7 +134,7 @@ class TestBatches:
 
 
 class TrainBatches(TestBatches):
-    """All batches of a run, by their number g = 0, 1, ... The last one of an epoch may be smaller."""
+    """All batches of a run, indexed by g = 0, 1, ... The last one of an epoch may be smaller."""
 
     def __init__(self, stream: Stream, batch_size: int, seed: int):
         super().__init__(stream, batch_size)
@@ -144,7 +146,7 @@ class TrainBatches(TestBatches):
 
     def __getitem__(self, g) -> Batch:
         epoch, number = divmod(int(g), super().__len__())
-        known, order = self.order  # read and written in one operation, as threads share it
+        known, order = self.order  # read and written in one operation, as threads share the tuple
         if known != epoch:
             order = epoch_order(len(self.images), self.seed, epoch)
             self.order = epoch, order
@@ -152,13 +154,14 @@ class TrainBatches(TestBatches):
 
 
 class Loader:
-    """An iterator over batches, which are made ahead of time. Use it as a context, or `close()` it to end the workers.
+    """An iterator over batches, which are made ahead of time. Use it as a context, or call `close()` to end the
+    workers.
 
     Arguments:
         batches: what to iterate over.
         start: the number of the first batch.
         workers: number of processes; 0 decodes in threads of this process. None: FDG_JAX_LOADER_WORKERS, else one for
-            each core but one, at most 16 and at most what fits into the shared memory.
+            each core but one, at most 16, and at most as many as fit into the shared memory.
     """
 
     def __init__(self, batches: TrainBatches | TestBatches, start: int = 0, workers: int | None = None):
@@ -166,11 +169,12 @@ class Loader:
         from absl import flags
 
         if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain asks for flags of its own, which only absl's `app.run` would parse
+            flags.FLAGS.mark_as_parsed()  # grain reads its own flags, which only absl's `app.run` would parse
         workers = wanted_workers(batches) if workers is None else workers
         threads = 0 if workers else max(1, (usable_cores() or 1) - 1)
         source: Any = batches
-        # grain gives worker w of n the batches w, w + n, ... and takes them from the workers in turn: in order.
+        # grain gives worker w of n the batches w, w + n, ... and takes batches from the workers in turn, so they stay
+        # in order.
         dataset = grain.MapDataset.source(source)[start:].to_iter_dataset(grain.ReadOptions(threads, AHEAD * threads))
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD), worker_init_fn=prepare_worker)
         self.workers, self.iterator = workers, iter(dataset)
@@ -215,7 +219,8 @@ def prepare_worker(number: int, count: int) -> None:
 
 
 def wanted_workers(batches: TrainBatches | TestBatches) -> int:
-    """The default number of processes that decode (see `Loader`). Raises BadInput if the environment's is no number."""
+    """The default number of decoding processes (see `Loader`). Raises BadInput if FDG_JAX_LOADER_WORKERS is no
+    number."""
     asked = os.environ.get(WORKERS)
     if asked:
         if not asked.isdecimal():
@@ -226,10 +231,10 @@ def wanted_workers(batches: TrainBatches | TestBatches) -> int:
 
 
 def workers_that_fit(batch_bytes: int, workers: int) -> int:
-    """How many workers' batches fit into the shared memory, at most `workers`. It prints a line if not all fit."""
+    """How many workers' batches fit into the shared memory, at most `workers`. Prints a line if not all fit."""
     try:
         free = shutil.disk_usage("/dev/shm").free
-    except OSError:  # a system that has no such directory, and no limit
+    except OSError:  # a system without such a directory has no limit
         return workers
     fit = free // (batch_bytes * (AHEAD + 2))
     if fit < workers:

@@ -1,8 +1,8 @@
 """Text as a data set: the bytes of files in blocks of T.
 
-The vocabulary is the 256 values of a byte, so nothing is built, kept or fitted. Block i has bytes iT .. iT+T-1 of the
-text as inputs, and of each the next byte as label. So inputs and labels are two views of one file, which takes no
-memory: what a batch needs is read for it. The last tenth of the blocks is for testing.
+The vocabulary is the 256 values of a byte, so no tokenizer is trained or stored. Block i has bytes iT .. iT+T-1 of the
+text as inputs, and the next byte of each as its label. So inputs and labels are two views of one file. The file takes
+no memory, as each batch is read when it is needed. The last tenth of the blocks is for testing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.output import say
 
 BLOCK_SIZE = 128  # the default
-TEST_PART = 10  # one block of so many
+TEST_PART = 10  # one block in this many is for testing
 CHUNK = 2**20
 
 
@@ -36,7 +36,7 @@ class Text(Source):
 
     name: str
     train_blocks: Blocks | np.ndarray  # [N, T] uint8, the inputs
-    train_labels: Blocks | np.ndarray  # [N, T] uint8, the same bytes, one further
+    train_labels: Blocks | np.ndarray  # [N, T] uint8, the inputs' bytes, shifted by one
     test_blocks: Blocks | np.ndarray  # [M, T] uint8
     test_labels: Blocks | np.ndarray  # [M, T] uint8
     sha256: str  # of the whole text
@@ -44,9 +44,9 @@ class Text(Source):
     classes: int = 256
     note: str = ""  # what the user must know about this run's data
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
-    content: OpenFile | None = None  # what the blocks are read from
+    content: OpenFile | None = None  # the file of the blocks
 
-    unit = "tokens"  # a byte is one
+    unit = "tokens"  # a byte is a token
     labels_dtype = np.dtype(np.uint8)
 
     @property
@@ -80,7 +80,7 @@ class Text(Source):
         return self.first(left)._replace(test_blocks=self.train_blocks[left:], test_labels=self.train_labels[left:])
 
     def check(self) -> None:
-        """Raises Damaged where the file has been cut short since it was opened. It takes a microsecond."""
+        """Raises Damaged if the file has been cut short since it was opened. The check takes a microsecond."""
         if self.content is not None:
             self.content.check()
 
@@ -89,7 +89,7 @@ class Text(Source):
         return self._replace(train_blocks=zeros[0], test_blocks=zeros[1])
 
     def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
-        """Tokens as int32. There is no augmentation."""
+        """The function that returns tokens as int32, without augmentation."""
         del seed
         return lambda tokens, step: tokens.astype(np.int32)
 
@@ -97,13 +97,13 @@ class Text(Source):
         return lambda tokens: tokens.astype(np.int32)
 
     def described(self) -> str:
-        """How many blocks there are, and of which files."""
+        """The number of blocks and the names of the files."""
         of = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         train, test = len(self.train_blocks), len(self.test_blocks)
         return f"{train:,} training and {test:,} test blocks of {self.per_example} bytes of {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """The loss of a byte in bits instead of nats."""
+        """The loss per byte in bits instead of nats."""
         return {"test_bits_per_byte": None if test_loss is None else test_loss / math.log(2)}
 
 
@@ -112,7 +112,7 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
 
     Arguments:
         name: of the data set.
-        files: one or more. Several are joined in a file without a name, which lies in the user's cache directory.
+        files: one or more. Several are joined in an unnamed temporary file in the user's cache directory.
         block_size: T.
 
     Raises:
@@ -122,7 +122,7 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     if len(files) > 1:
         try:
             make_private(cache_dir())
-            whole = tempfile.TemporaryFile(dir=cache_dir(), buffering=0)  # noqa: SIM115 - it is read as long as we live
+            whole = tempfile.TemporaryFile(dir=cache_dir(), buffering=0)  # noqa: SIM115 - it stays open for reading
         except OSError as error:
             fact = f"--text: {len(files)} files cannot be joined in {cache_dir()}: {reason(error)}"
             raise BadInput(f"{fact}. Join them yourself, or choose another place with XDG_CACHE_HOME.") from None
@@ -152,7 +152,7 @@ def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> tuple[str, Pa
     found, binary = hashlib.sha256(), None
     for path in files:
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # a folder; and opening a pipe would wait for a writer
+            if not stat.S_ISREG(path.stat().st_mode):  # a folder, or a pipe, which would wait for a writer
                 raise BadInput(f"--text: {path} is no file. Name one or more files.")
             with path.open("rb") as file:
                 while chunk := file.read(CHUNK):

@@ -23,7 +23,7 @@ from fdg_jax.data.download import Unavailable
 from fdg_jax.errors import BadInput, Damaged
 from fdg_jax.machine.output import Progress
 
-OPEN = 256  # files that a process keeps open; ImageNet has 1024, which is often the limit for a process
+OPEN = 256  # files that a process keeps open; ImageNet has 1024 files, often the limit for a process
 WAY_OUT = "Prepare it again, or use another --data-dir or --dataset."
 
 
@@ -54,7 +54,7 @@ class Shards:
         where = f"image {number} of {self.paths[shard]}"
         try:
             content, label = example(reader(self.paths[shard]).read([number])[0])
-        except Exception as error:  # array_record and protobuf each have their own
+        except Exception as error:  # array_record and protobuf have exceptions of their own
             raise Damaged(f"{where} can't be read ({error}). Prepare it again.") from None
         if not 0 <= label < self.classes:
             raise Damaged(f"{where} has the label {label} and not one of 0..{self.classes - 1}. Prepare it again.")
@@ -82,7 +82,7 @@ def example(record: bytes) -> tuple[bytes, int]:
 
 
 def opened(directory: Path, names: tuple[str, str]) -> tuple[list[Shards], tuple[int, ...]]:
-    """The splits of a prepared directory in the order in which they were written, and the shape of an image.
+    """The splits of a prepared directory, each in the order of its files, and the shape of an image.
 
     Arguments:
         directory: such as `.../cifar10/3.0.2`.
@@ -116,9 +116,9 @@ def opened(directory: Path, names: tuple[str, str]) -> tuple[list[Shards], tuple
 
 
 def check_format(path: Path) -> None:
-    """Raises Unavailable where the files of a data set need TensorFlow, and BadInput where they cannot be known.
+    """Raises Unavailable if the files of a data set need TensorFlow, and BadInput if their format is unknown.
 
-    Unavailable is no damage, so `--dataset auto` may go on without this data set.
+    Unavailable does not mean damage, so `--dataset auto` may go on without this data set.
     """
     try:
         kind = strict_json.read(path).get("fileFormat", "tfrecord")
@@ -132,7 +132,8 @@ def check_format(path: Path) -> None:
 
 
 def check_shards(split: Any) -> None:
-    """Checks each shard's number of records. The index is at a shard's end, so a truncated one has none. BadInput."""
+    """Checks each shard's number of records. The index is at a shard's end, so a truncated shard has none. Raises
+    BadInput."""
     for path, images in zip(map(os.fspath, split.filepaths), split.shard_lengths, strict=True):
         try:
             size = os.stat(path).st_size
@@ -143,7 +144,7 @@ def check_shards(split: Any) -> None:
             raise BadInput(f"{fact}. {WAY_OUT}") from None
         try:
             found = reader(path).num_records()
-        except (RuntimeError, ValueError):  # what array_record raises for a file whose index is damaged
+        except (RuntimeError, ValueError):  # array_record raises these for a damaged index
             found = 0
         if found != images:
             fact = f"{path} is truncated or damaged: {found} of {images} images can be found in its {size:,} bytes"
@@ -151,9 +152,10 @@ def check_shards(split: Any) -> None:
 
 
 def read(directory: Path, expected: Expected) -> Arrays:
-    """Decodes a prepared directory with the splits train and test. It takes seconds for CIFAR, so `cache` the result.
+    """Decodes a prepared directory with the splits train and test. This takes seconds for CIFAR, so `cached` keeps the
+    result.
 
-    It uses one thread: for such small images, passing on the interpreter lock costs more than a second thread gains.
+    One thread is used: for such small images, passing on the interpreter lock costs more than a second thread gains.
 
     Raises:
         BadInput: the directory is not as expected, or a record is damaged; the message names the file.

@@ -1,4 +1,4 @@
-"""`python -m fdg_jax.experiments` is no command: it lists those that there are, as `python -m fdg_jax` does."""
+"""`python -m fdg_jax.experiments` lists the commands, as `python -m fdg_jax` does."""
 
 import sys
 

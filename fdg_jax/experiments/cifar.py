@@ -1,6 +1,7 @@
 """The main command: `python -m fdg_jax.experiments.cifar --K 2 --beta 0.5` trains a network on CIFAR-10.
 
-It takes every data set of images that is held in memory. What it does is in `command`, its flags are in `options`.
+It takes every image data set that is held in memory. `fdg_jax.training.command` runs it; its flags are in
+`fdg_jax.options`.
 """
 
 import sys
@@ -11,7 +12,7 @@ if __name__ == "__main__":
     from fdg_jax.machine.output import open_closed_files
 
     open_closed_files()
-    restart_once()  # before the slow imports, which would be done twice
+    restart_once()  # before the slow imports, so that they are not done twice
 
 from fdg_jax.training import command
 

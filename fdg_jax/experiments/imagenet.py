@@ -1,8 +1,8 @@
-"""`python -m fdg_jax.experiments.imagenet --data-dir DIR` trains on ImageNet, decoded on the way by other processes.
+"""`python -m fdg_jax.experiments.imagenet --data-dir DIR` trains on ImageNet, which other processes decode meanwhile.
 
-The paper measures the speed of ResNet-101 on it and trains nothing to the end, so it has no recipe for ImageNet. The
-defaults are what it says of all its models (SGD, 0.1, batch 128, weight decay 5e-4, drops at 50, 75 and 91.67%), but
-for 90 epochs, as usual on ImageNet, instead of 300.
+The paper only measures the speed of ResNet-101 on ImageNet, so it has no recipe for a full training. The defaults are
+the paper's for all models (SGD, 0.1, batch 128, weight decay 5e-4, drops at 50, 75 and 91.67%), but with 90 epochs, as
+usual on ImageNet, instead of 300.
 """
 
 import sys
@@ -13,7 +13,7 @@ if __name__ == "__main__":
     from fdg_jax.machine.output import open_closed_files
 
     open_closed_files()
-    restart_once()  # before the slow imports, which would be done twice
+    restart_once()  # before the slow imports, so that they are not done twice
 
 from fdg_jax.training import command
 

@@ -1,7 +1,7 @@
 """`python -m fdg_jax.experiments.language_model --K 8` trains a transformer to predict the next byte of a text.
 
-The paper has no such experiment: here the same methods, engines, checkpoints and reports meet tokens instead of images.
-Defaults are usual ones for small transformers (AdamW, cosine, warm-up, clipped gradients) and not the paper's.
+The paper has no such experiment. Methods, engines, checkpoints and reports are the same as for images. The defaults are
+usual for small transformers (AdamW, cosine, warm-up, clipped gradients) and not the paper's.
 """
 
 import sys
@@ -12,7 +12,7 @@ if __name__ == "__main__":
     from fdg_jax.machine.output import open_closed_files
 
     open_closed_files()
-    restart_once()  # before the slow imports, which would be done twice
+    restart_once()  # before the slow imports, so that they are not done twice
 
 from fdg_jax.training import command
 

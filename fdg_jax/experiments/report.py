@@ -1,4 +1,4 @@
-"""`python -m fdg_jax.experiments.report RUN` makes the page of a run directory again."""
+"""`python -m fdg_jax.experiments.report RUN` writes the page of a run directory again."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """The paper's Table 5: `python -m fdg_jax.experiments.tiny_imagenet --data-dir DIR` trains on Tiny-ImageNet.
 
-Defaults are the paper's: ResNet-18 (`--model mobilenet_v2` for the other one), K=2, and CIFAR's recipe.
+Defaults are the paper's: ResNet-18 (`--model mobilenet_v2` for its other model), K=2, and CIFAR's recipe.
 """
 
 import sys
@@ -11,7 +11,7 @@ if __name__ == "__main__":
     from fdg_jax.machine.output import open_closed_files
 
     open_closed_files()
-    restart_once()  # before the slow imports, which would be done twice
+    restart_once()  # before the slow imports, so that they are not done twice
 
 from fdg_jax.training import command
 

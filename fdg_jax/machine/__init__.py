@@ -1,1 +1,1 @@
-"""What the code runs on: processor, memory pages, terminal, settings of JAX, and the internals of JAX that we use."""
+"""The machine below the code: processor, memory pages, terminal, JAX's settings, and the internals of JAX in use."""

@@ -1,4 +1,4 @@
-"""A process that ends with this one: started on a leash, on cores of its own if it is to have some, with a log."""
+"""A child process that ends with this one, optionally pinned to cores and with a log."""
 
 import contextlib
 import os
@@ -16,19 +16,19 @@ POLL_SECONDS = 0.1
 
 
 class Child:
-    """A process. As a context, it is killed at the end.
+    """A child process. Used as a context, it is killed at the end.
 
     Arguments:
-        words: for Python, e.g. ("-m", "a.module").
-        name: what messages call it.
-        env: its environment; None is this one's.
-        cores: those that it is pinned to, for all its threads; none pins nothing.
-        before: what comes in front of its command, e.g. to start it on another host.
-        interpreter: the Python that runs it; "" is this one.
-        log: the file to which its output is added; None: its stdout is a pipe, its stderr is ours.
-        answers: whether its stdout is a pipe although there is a log.
-        stop: the signal that ends it when this process is gone.
-        folder: in which it is started; None is this one.
+        words: arguments of Python, e.g. ("-m", "a.module").
+        name: its name in messages.
+        env: its environment; None: that of this process.
+        cores: cores to which all its threads are pinned; none: no pinning.
+        before: words in front of its command, e.g. to start it on another host.
+        interpreter: the Python that runs it; "": that of this process.
+        log: the file to which its output is added; None: its stdout is a pipe, its stderr that of this process.
+        answers: whether its stdout is a pipe even with a log.
+        stop: the signal that it gets when this process ends.
+        folder: its working directory; None: that of this process.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Child:
         if log:
             log.parent.mkdir(parents=True, exist_ok=True)
         with open(log or os.devnull, "a", encoding="utf-8") as file, pinned(cores):
-            # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a second
-            # signal would make a training leave without a checkpoint).
+            # In a new session, so that Ctrl-C in the terminal reaches this process only, which passes the signal on
+            # once (a second signal would make a training leave without a checkpoint).
             self.process = subprocess.Popen(
                 [*before, *leash.command(stop, interpreter), *words], cwd=folder, text=True, start_new_session=True,
                 env=None if env is None else dict(env), stdin=subprocess.DEVNULL if log else subprocess.PIPE,
@@ -60,7 +60,7 @@ class Child:
 
 
 def end(children: Sequence[Child], seconds: float = 0.0) -> None:
-    """Stops those that still run: by their own signal, and after so many seconds by SIGKILL."""
+    """Stops the running children: by their own signal, and after so many seconds by SIGKILL."""
     running = [child for child in children if child.running]
     for child in running:
         child.process.send_signal(child.stop)

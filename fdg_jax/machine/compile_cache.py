@@ -1,10 +1,10 @@
 """Keeps compiled programs between runs, so that the second start of the same training does not compile again.
 
 This is JAX's own persistent cache, in the user's cache directory. It does not change a run: the final hashes are the
-same with and without it. The programs are native code. So the folder's name tells the processor and the version of
+same with and without it. The programs are native code. So the folder's name contains the processor and the version of
 jaxlib, and a folder in which others may write is not used. Programs not used for UNUSED_DAYS are removed.
 
-FDG_JAX_COMPILE_CACHE=0 turns it off. If JAX_COMPILATION_CACHE_DIR is set, JAX uses that directory instead.
+FDG_JAX_COMPILE_CACHE=0 turns the cache off. If JAX_COMPILATION_CACHE_DIR is set, JAX uses that directory instead.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ def prune(folder: Path) -> None:
             status = file.stat()
             if max(status.st_atime, status.st_mtime) < oldest:
                 file.unlink()
-        except OSError:  # another process was faster, or it is a directory
+        except OSError:  # another process removed it first, or it is a directory
             continue
 
 

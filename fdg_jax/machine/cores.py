@@ -1,4 +1,4 @@
-"""Which cores a process may use, how it is started on some of them only, and what others take of them."""
+"""The cores that a process may use, pinning to some of them, and the share that other processes take."""
 
 import os
 import time
@@ -10,16 +10,17 @@ CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 
 
 def usable() -> list[int]:
-    """The numbers of the cores that this process may use; [] where the system does not tell."""
+    """The numbers of the cores that this process may use; [] if the system does not say."""
     return sorted(os.sched_getaffinity(0)) if CAN_PIN else []
 
 
 @contextmanager
 def pinned(cores: Collection[int]) -> Iterator[None]:
-    """A context in which this thread stays on the cores. A process that it starts inherits that for all its threads.
+    """A context in which this thread stays on the given cores. A process started inside inherits this for all its
+    threads.
 
     Arguments:
-        cores: their numbers; none changes nothing.
+        cores: their numbers; with none, nothing changes.
     """
     if not cores:
         yield
@@ -53,14 +54,14 @@ def others_percent(by_core: Sequence[float], busy: float, seconds: float) -> flo
 
 
 class OtherProcesses:
-    """How much of this process's cores the other processes take, from now on."""
+    """The share of this process's cores that other processes use, measured from now on."""
 
     def __init__(self) -> None:
         self.cores = usable()
         self.begun = core_seconds(self.cores), time.process_time(), time.perf_counter()
 
     def percent(self) -> float:
-        """Percent of the cores' time since the beginning; 0 where the system does not tell."""
+        """Percent of the cores' time since the beginning; 0 if the system does not say."""
         before, busy, start = self.begun
         by_core = [now - then for now, then in zip(core_seconds(self.cores), before, strict=True)]
         return others_percent(by_core, time.process_time() - busy, time.perf_counter() - start) if by_core else 0.0

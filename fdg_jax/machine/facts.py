@@ -10,7 +10,7 @@ from fdg_jax.machine import jax_settings
 
 
 def describe() -> dict[str, Any]:
-    """The part of config.json about the machine, as {name: value}. It starts JAX's backend."""
+    """The part of config.json about the machine, as {name: value}. Starts JAX's backend."""
     import jax
 
     backend = jax.default_backend()
@@ -20,9 +20,10 @@ def describe() -> dict[str, Any]:
         "backend": backend,
         "cpus": os.cpu_count(),
         "usable_cores": usable_cores(),
-        # This and the cores decide into how many threads XLA splits a convolution, and so how sums are rounded.
+        # This and the number of cores decide over how many threads XLA splits a convolution, and so how sums are
+        # rounded.
         "cpu_devices": jax.local_device_count() if backend == "cpu" else None,
-        # None is JAX's default. Then NVIDIA GPUs since Ampere may compute float32 products in TF32.
+        # None is JAX's default, with which NVIDIA GPUs since Ampere may compute float32 products in TF32.
         "matmul_precision": getattr(jax.config, "jax_default_matmul_precision", None),
         # Without --xla_gpu_deterministic_ops=true a GPU is not deterministic (openxla.org/xla/determinism).
         "xla_flags": os.environ.get("XLA_FLAGS"),
@@ -31,7 +32,7 @@ def describe() -> dict[str, Any]:
 
 
 def usable_cores() -> int | None:
-    """How many cores this process may use: fewer than there are if it is pinned."""
+    """How many cores this process may use: fewer than the machine has if the process is pinned."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -44,7 +45,7 @@ def cpuinfo() -> list[str]:
 
 
 def processor_name() -> str:
-    """The processor's name, as the system has it."""
+    """The processor's name according to the system."""
     names = [line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
@@ -58,7 +59,7 @@ def cache_dir() -> Path:
 
 
 def python_command() -> str:
-    """The interpreter's path, relative to the working directory if it lies below that. A command that is printed names
-    it because fdg_jax may be installed in its environment only."""
+    """The interpreter's path, relative to the working directory if it is below. Printed commands name this interpreter
+    because fdg_jax may be installed in its environment only."""
     path, here = Path(sys.executable), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -14,12 +14,12 @@ from fdg_jax.machine import output
 
 SWITCH, TUNABLES, WANTED = "FDG_JAX_HUGE_PAGES", "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 HUGE = f"{WANTED}=1"
-# No array gets a mapping of its own and no memory is returned. One arena, as only the main one grows beyond 64 MB.
+# No array gets its own mapping, and no memory is returned. There is one arena, as only the main one grows beyond 64 MB.
 KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736:glibc.malloc.arena_max=1"
 
 
 def restart_once() -> None:
-    """Restarts the command if that helps and has not been done. Call it before slow imports."""
+    """Restarts the command if this helps and has not been done. Call it before slow imports."""
     environment = wanted_environment(dict(os.environ))
     if environment is not None:
         output.flush()

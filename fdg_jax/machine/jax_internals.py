@@ -1,9 +1,9 @@
-"""The only module that uses undocumented JAX: the layout of a VJP closure, what is behind `jax.device_put`, whether a
-function is traced, and the coordination service of several processes.
+"""The only module that uses undocumented parts of JAX: the layout of a VJP closure, the function behind
+`jax.device_put`, the test for tracing, and the coordination service of several processes.
 
 `jax.vjp` returns a closure that is a pytree. Its leaves include the arguments, so a jitted function that returns it
 would copy them: every stash would have its own copy of the weights. `strip` removes the arguments before the closure
-leaves the forward program. `bind` puts arguments back inside the backward program. Which weights are put back is the
+leaves the forward program. `bind` puts arguments back inside the backward program. The choice of these weights is the
 whole difference between `stashed` and `current`.
 """
 
@@ -70,8 +70,8 @@ def is_ready(array: jax.Array) -> bool:
 class Put:
     """Puts one array on a device, as `jax.device_put(array, device)` does, with less work for the host.
 
-    If one copy or none is needed, it calls JAX's inner function directly: most of the cost is on the way to it
-    (`python -m benchmarks.host_cost`). Otherwise it calls `jax.device_put`.
+    If at most one copy is needed, it calls JAX's inner function directly, which avoids most of the cost (`python -m
+    benchmarks.host_cost`). Otherwise it calls `jax.device_put`.
     """
 
     def __init__(self, device: Any):
@@ -119,7 +119,8 @@ def fetch(arrays: Sequence[Any]) -> list[Any]:
 
 
 def has_started() -> bool:
-    """Whether JAX has looked for its devices, after which it can no longer join other processes. Starts nothing."""
+    """Whether JAX has looked for its devices, after which it can no longer join other processes. This test starts
+    nothing."""
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()
@@ -128,7 +129,7 @@ def has_started() -> bool:
 def coordination_client() -> Any:
     """The client of the coordination service that `jax.distributed` has joined: a store of texts for all processes.
 
-    JAX has no documented way to it. Orbax takes the same one.
+    JAX has no documented access to this client. Orbax uses the same undocumented one.
     """
     from jax._src.distributed import global_state
 
@@ -136,12 +137,12 @@ def coordination_client() -> Any:
 
 
 def detected_cluster(seconds: int) -> tuple[str | None, int | None, int | None]:
-    """What `jax.distributed.initialize()` would find out from SLURM, Open MPI, Kubernetes or a cloud.
+    """The settings that `jax.distributed.initialize()` would get from SLURM, Open MPI, Kubernetes or a cloud.
 
     Arguments:
-        seconds: for which a scheduler's answer is waited for.
+        seconds: how long to wait for a scheduler's answer.
 
-    Returns: (coordinator as host:port, number of processes, number of this process); Nones where there is none.
+    Returns: (coordinator as host:port, number of processes, number of this process); all None without a scheduler.
     """
     from jax._src.clusters import ClusterEnv
 

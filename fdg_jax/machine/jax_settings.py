@@ -1,8 +1,8 @@
-"""Settings of JAX that change what a run computes: they are recorded, unusual ones reported, and checked on resuming.
+"""JAX's settings that change a run's results. They are recorded, reported if unusual, and checked on resuming.
 
-They come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), and nothing else shows that they are set. They were
-found by training with each setting of JAX changed and comparing the final hashes. Settings that this version of JAX
-does not have are ignored.
+The settings come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), and nothing else shows that they are set.
+The list was found by training with each setting of JAX changed and comparing the final hashes. Settings that this
+version of JAX does not have are ignored.
 """
 
 import enum
@@ -13,7 +13,7 @@ from typing import Any
 
 from fdg_jax.errors import BadInput
 
-# Each with JAX's default. These change random numbers or precision: another value is another training.
+# Each setting with JAX's default. These change random numbers or precision: another value is another training.
 TRAINING = {
     "jax_threefry_partitionable": True,
     "jax_default_prng_impl": "threefry2x32",
@@ -22,7 +22,7 @@ TRAINING = {
     "jax_default_matmul_precision": None,
     "jax_disable_jit": False,
 }
-# These change how programs are compiled, and so how sums are rounded.
+# These settings change how programs are compiled, and so how sums are rounded.
 LAST_BITS = {
     "jax_disable_most_optimizations": False,
     "jax_optimization_level": "UNKNOWN",
@@ -32,7 +32,7 @@ LAST_BITS = {
 }
 DEFAULTS = {**TRAINING, **LAST_BITS}
 ABSENT = object()
-NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # we change JAX's own setting, so the user's wish is in the environment
+NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # this package changes JAX's setting; the user's value stays here
 
 
 def current() -> dict[str, Any]:
@@ -45,13 +45,13 @@ def current() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A setting's value as JSON can hold it; of an enumeration, the name."""
+    """A setting's value for JSON: an enumeration's member as its name."""
     value = value.name if isinstance(value, enum.Enum) else value
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def check_new() -> None:
-    """Warns if settings make a new run compute something else than JAX's defaults would."""
+    """Warns if settings make a new run compute other results than JAX's defaults would."""
     now = current()
     unusual = [f"{name.upper()} ({now[name]} instead of {DEFAULTS[name]})" for name in differing(DEFAULTS, now)]
     if count := os.environ.get(NUM_CPU_DEVICES):

@@ -1,6 +1,6 @@
 """Keeps measured times in the user's cache directory, together with the conditions that they depend on.
 
-They are used only under exactly these conditions. An error with these files never ends a command: the times are then
+The times are used only under exactly these conditions. An error with the files never ends a command: the times are then
 measured again.
 """
 
@@ -42,7 +42,8 @@ def load(what: str, of: dict[str, Any], n: int) -> list[float] | None:
 
 
 def save(what: str, of: dict[str, Any], seconds: list[float]) -> None:
-    """Saves times in seconds; arguments as in `load`. The file is renamed when complete: readers see no part."""
+    """Saves times in seconds; arguments as in `load`. The file is renamed when complete, so readers never see a part of
+    it."""
     try:
         path = path_of(what, of)
         make_private(path.parent)

@@ -1,7 +1,7 @@
 """Starts a command that is stopped when the process that asked for it dies: `python leash.py PARENT SIGNAL WORDS...`.
 
-The kernel sends the signal (Linux; elsewhere the command is just started). It is a program of its own because the
-setting belongs to the process that asks for it, and outlives the start of another program in its place.
+The kernel sends the signal (Linux; on other systems the command is only started). The leash is a separate program
+because the setting applies to the process that makes it, and stays when exec replaces the program.
 """
 
 import ctypes
@@ -12,8 +12,8 @@ PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 
 
 def command(number: int, interpreter: str = "") -> list[str]:
-    """What comes in front of the words for Python: the signal is sent when this process, or the thread that starts the
-    command, has ended. interpreter: the Python that runs it; "" is this one."""
+    """The words in front of Python's arguments. The signal is sent when this process, or the thread that starts the
+    command, ends. interpreter: the Python that runs the command; "": that of this process."""
     return [interpreter or sys.executable, os.path.abspath(__file__), str(os.getpid()), str(int(number))]
 
 

@@ -1,8 +1,8 @@
-"""What commands print. It never ends a run: after a closed pipe, a lost terminal or a full disk only the output is
-missing. Messages and progress go to stderr, so that they do not mix with a command's output.
+"""The output of commands. A failure to print never ends a run: after a closed pipe, a lost terminal or a full disk only
+the output is missing. Messages and progress go to stderr, so that they do not mix with a command's output.
 
-Everything that a command prints is in the files of the run as well. So a run of days goes on without its terminal, and
-its exit code is that of the training.
+The files of a run contain everything that its command prints. So a long run goes on without its terminal, and its exit
+code is that of the training.
 """
 
 import argparse
@@ -40,7 +40,8 @@ class Forgiving:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Writes what the stream can show; after it is lost, nothing. Returns the number of characters."""
+        """Writes the text, with escapes for characters that the stream cannot show; nothing once the stream is lost.
+        Returns the number of characters."""
         if not self.lost:
             with self.losing():
                 try:
@@ -69,7 +70,7 @@ class Forgiving:
         """A context in which a failure to write marks the stream as lost."""
         try:
             yield
-        except BlockingIOError:  # a slow reader of a non-blocking pipe: only this text is lost
+        except BlockingIOError:  # the reader of a non-blocking pipe is slow: only this text is lost
             pass
         except (OSError, ValueError):  # ValueError: the stream has been closed
             self.lost = True
@@ -79,7 +80,7 @@ class Forgiving:
         """Replaces the file behind stdout or stderr by the null device.
 
         Then Python's flush at the end of the process, C code and child processes can still write there. Files with
-        other numbers are not ours and are left alone.
+        other numbers belong to others and are left alone.
         """
         with contextlib.suppress(OSError, ValueError, AttributeError):
             number = self.stream.fileno()
@@ -107,13 +108,18 @@ class Quiet:
 
 
 def loud() -> Any:
-    """stdout for what is printed in a quiet run, too: warnings, and how the run ended."""
+    """The stdout for lines that a quiet run prints as well: warnings, and how the run ended."""
     return sys.stdout.loud if isinstance(sys.stdout, Quiet) else sys.stdout
+
+
+def bold(text: str) -> str:
+    """A text in bold where stdout is a terminal."""
+    return f"\x1b[1m{text}\x1b[0m" if loud().isatty() else text
 
 
 @contextlib.contextmanager
 def quiet(wanted: bool) -> Iterator[None]:
-    """A context in which stdout shows only what is printed to `loud`, if that is wanted."""
+    """A context in which stdout shows only the lines printed to `loud`, if `wanted`."""
     before = sys.stdout
     if wanted:
         sys.stdout = Quiet(before)
@@ -136,8 +142,8 @@ def forgiving() -> Iterator[None]:
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:
-    """Makes a command of a function that returns an exit code: printing raises nothing, and bad input is one message on
-    stderr and exit code 2."""
+    """Makes a command from a function that returns an exit code: printing raises nothing, and bad input gives one
+    message on stderr and exit code 2."""
 
     @functools.wraps(main)
     def answered(*arguments: Any) -> int:
@@ -179,8 +185,8 @@ def write_to_stderr(text: str) -> None:
 
 
 def file_named(*endings: str) -> Callable[[str], Path]:
-    """What makes a path of a flag's value and refuses the name of another kind of file, which the flag would get where
-    its own was forgotten: it then takes the next word, that of a run or of its results."""
+    """Returns a parser for a flag's file name, which must have one of these endings. If a user forgets the value, the
+    flag would take the next word, such as the name of a run; the parser refuses that."""
 
     def file(word: str) -> Path:
         if Path(word).suffix.lower() not in endings:
@@ -191,7 +197,7 @@ def file_named(*endings: str) -> Callable[[str], Path]:
 
 
 def write_file(flag: str, file: Path, content: str) -> None:
-    """Writes the file that a flag names, and prints its name. Raises BadInput where it cannot be written."""
+    """Writes the file that a flag names, and prints its name. Raises BadInput if the file cannot be written."""
     try:
         file.write_text(content, encoding="utf-8")
     except OSError as error:
@@ -206,9 +212,9 @@ def say(sentence: str) -> None:
 
 
 class Progress:
-    """A line on stderr about something slow: updated on a terminal, elsewhere printed once.
+    """A progress line on stderr: updated in a terminal, elsewhere printed once.
 
-    total: how many units there are; unit: what they are, in the plural; what: what is being done.
+    total: how many units there are; unit: their name in the plural; what: the activity.
     """
 
     def __init__(self, total: int, unit: str, what: str):
@@ -237,7 +243,7 @@ def columns() -> int | None:
     """The width of the terminal; None if stdout is a file, a pipe or closed."""
     try:
         terminal = sys.stdout is not None and sys.stdout.isatty()
-    except ValueError:  # it has been closed
+    except ValueError:  # stdout has been closed
         return None
     return max(NARROWEST, shutil.get_terminal_size().columns) if terminal else None
 
@@ -247,7 +253,7 @@ def wrapped(line: str, width: int | None) -> str:
 
     Arguments:
         line: the text.
-        width: in columns; None leaves the line as it is, so that in a file every fact is one line.
+        width: in columns; None: no wrapping, so that in a file every fact is one line.
     """
     if width is None or len(line) <= width:
         return line

@@ -1,17 +1,17 @@
 """`jax.jit` for all programs of this library: it chooses which operations XLA's CPU backend may give to YNNPACK.
 
-By default the library YNNPACK computes the reductions, convolutions and matrix products of programs on a CPU. For most
-of them it is fast. There are two exceptions, chosen for each program separately (`jax.jit(compiler_options=)`):
+By default the library YNNPACK computes the reductions, convolutions and matrix products of programs on a CPU. It is
+fast for most of them. There are two exceptions, chosen for each program separately (`jax.jit(compiler_options=)`):
 
-- No convolutions. For the gradient of the kernel YNNPACK takes two to ten times as long as XLA itself, and in forward
-  passes the cores of a pipeline idle more with it (docs/log.md, 2026-11-23).
-- Not all reductions in jaxlib 0.10.2, where they can be wrong (jax issue 39103): if sums of a few products (a matrix
-  product, or a sum over an axis) are fused with a reduction of these sums, columns of the result have other columns'
-  values: those from number 16,384 on in float64, from 32,768 on in float32. 0.10.1 and 0.11.0 are correct. For
-  batch-norm statistics YNNPACK is several times faster, so it keeps the reductions of programs without such sums.
+- No convolutions. For the gradient of the kernel, YNNPACK takes two to ten times as long as XLA itself. In forward
+  passes, the cores of a pipeline are idle for longer with YNNPACK (docs/log.md, 2026-11-23).
+- Not all reductions in jaxlib 0.10.2, where they can be wrong (jax issue 39103). If sums of a few products (a matrix
+  product, or a sum over an axis) are fused with a reduction of these sums, some columns of the result have other
+  columns' values: those from number 16,384 on in float64, from 32,768 on in float32. jaxlib 0.10.1 and 0.11.0 are
+  correct. YNNPACK is several times faster for batch-norm statistics, so programs without such sums use its reductions.
 
-On a GPU the option changes nothing. If the flag is set in XLA_FLAGS, that holds for all programs, and nothing is chosen
-here. An operation that is run outside of any program is one by itself, so nothing can be fused with it.
+On a GPU the option changes nothing. A flag in XLA_FLAGS holds for all programs, and nothing is chosen here. An
+operation outside of any jitted program is a program by itself, so nothing is fused with it.
 """
 
 import math
@@ -27,13 +27,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from fdg_jax.machine.jax_internals import is_tracing
 
 FLAG = "xla_cpu_experimental_ynn_fusion_type"
-# By default the flag has these and INDIVIDUAL_CONVOLUTION, in jaxlib 0.10.2 to 0.12.0.1.
+# The flag's default in jaxlib 0.10.2 to 0.12.0.1 is these two and INDIVIDUAL_CONVOLUTION.
 PRODUCTS, REDUCTIONS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "LIBRARY_FUSION_TYPE_REDUCE"
 WRONG_REDUCTIONS = ("0.10.2",)  # versions of jaxlib
-# Wrong were matrix products that contract 3 numbers, in float64 also 5 to 7, and sums of 3 products, never with fewer
-# columns than 16,384.
+# Wrong results were seen for matrix products that contract 3 numbers, in float64 also 5 to 7, and for sums of 3
+# products, always with 16,384 columns or more.
 FEW_PRODUCTS, FEW_SUMMED, MANY = 8, 4, 2**14
-# The axes of its first argument over which a primitive sums.
+# Primitive -> the axes of its first argument that it sums over.
 SUMMED_AXES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dot_general": lambda params: params["dimension_numbers"][0][0],
     "reduce_sum": lambda params: params["axes"],
@@ -43,17 +43,18 @@ SUMMED_AXES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def jit(function: Callable, **options: Any) -> Any:
-    """Jits a function of positional arguments. Called while another function is traced, it becomes a part of that.
+    """Jits a function of positional arguments. When called in a trace of another function, it becomes a part of that
+    one.
 
-    Where reductions can be wrong, the function is looked at whenever JAX traces it: for arguments that lead to short
-    sums it is compiled without YNNPACK's reductions. A call costs the host a fraction of a microsecond more than one of
-    `jax.jit`.
+    If reductions can be wrong in this jaxlib, each trace of the function is inspected: for arguments that lead to short
+    sums, the function is compiled without YNNPACK's reductions. A call costs the host a fraction of a microsecond more
+    than one of `jax.jit`.
 
     Arguments:
         function: what to compile.
         options: further arguments of `jax.jit`.
 
-    Returns: a function that can do what one of `jax.jit` can: eval_shape, lower, trace.
+    Returns: the function, with the methods eval_shape, lower and trace as from `jax.jit`.
     """
     if not chosen_here():
         return jax.jit(function, **options)
@@ -71,7 +72,7 @@ def jit(function: Callable, **options: Any) -> Any:
     short = set()  # the types of arguments that lead to short sums
 
     def call(*arguments):
-        if is_tracing():  # JAX refuses compiler options there
+        if is_tracing():  # JAX refuses compiler options inside a trace
             return function(*arguments)
         if short and types_of(arguments) in short:
             return exact(*arguments)
@@ -95,11 +96,11 @@ def jit(function: Callable, **options: Any) -> Any:
 
 
 class ShortSums(Exception):
-    """A function that is being traced has short sums."""
+    """The function that is being traced has short sums."""
 
 
 def types_of(arguments: Any) -> Any:
-    """What JAX compiles for: the structure of arguments, and the shapes and dtypes of their arrays."""
+    """The key of a compiled program: the structure of arguments, and the shapes and dtypes of their arrays."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, tuple(map(jax.typeof, leaves))
 

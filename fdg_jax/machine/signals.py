@@ -1,7 +1,7 @@
 """Lets signals end a run cleanly: after the dispatch under way, with a checkpoint.
 
-SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (schedulers announce the end with it) are obeyed
-alike. A second SIGINT or SIGTERM leaves at once. Whoever checks `number` decides where the run can be stopped.
+SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (schedulers announce the end with it) have the same
+effect. A second SIGINT or SIGTERM leaves at once. The code that checks `number` decides where the run can be stopped.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from fdg_jax.machine import output
 
 IMPATIENT = (signal.SIGINT, signal.SIGTERM)  # a second of these leaves at once
-# A terminal that closes often sends SIGHUP twice within milliseconds, once by its shell and once by the kernel, and
-# schedulers repeat SIGUSR1. So these never mean "at once". Windows has neither.
+# When a terminal closes, SIGHUP often comes twice within milliseconds, from its shell and from the kernel. Schedulers
+# repeat SIGUSR1. So these two never mean "at once". Windows has neither.
 PATIENT = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -27,7 +27,8 @@ class Stopped(Exception):
 
 
 class Signals:
-    """As a context: takes the signals, gives them back at the end. `number` is None until one came."""
+    """A context that handles the signals and restores the old handlers at the end. `number` is None until a signal
+    comes."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -68,7 +69,7 @@ class Signals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """As a context: a signal raises Stopped wherever the main thread is, for waits that may be long and leave
+        """A context in which a signal raises Stopped wherever the main thread is. It is for long waits that leave
         nothing half done."""
         self.raising = True
         try:
@@ -79,5 +80,5 @@ class Signals:
 
 
 def ignored(number: int) -> bool:
-    """Whether whoever started this process wants the signal to be ignored, as nohup does with SIGHUP."""
+    """Whether the starter of this process has set the signal to be ignored, as nohup does with SIGHUP."""
     return signal.getsignal(number) is signal.SIG_IGN

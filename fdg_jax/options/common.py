@@ -1,9 +1,8 @@
-"""The options of every training, once: type, default, range, help. Those of a method, a correction or a family of
-models stand in its own file; fdg_jax.config joins them.
+"""The options that every training has: type, default, range, help. The options of a method, a correction or a family of
+models are in its own file; fdg_jax.config joins all of them.
 
-Names and values stand in config.json as they are here; the names are a contract with scripts outside the repository
-(tests/test_cifar_command.py freezes them). The help texts are written for somebody who has the paper open beside the
-terminal.
+config.json has the same names and values. The names are a contract with scripts outside the repository
+(tests/test_cifar_command.py freezes them). The help texts are for a reader with the paper at hand.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ GROUPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Common:
-    """The options that belong to no file of a method, a correction or a family of models."""
+    """The options that do not belong to a single method, correction or family of models."""
 
     method: str = option(
         "fdg", "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline. "
@@ -235,7 +234,7 @@ class Common:
 
 @dataclasses.dataclass(frozen=True)
 class Joining:
-    """The flags that put a process among the others of its training. They are no options of the run."""
+    """The flags that join a process to the other processes of its training. They are no options of the run."""
 
     coordinator: str | None = option(
         None, "Where process 0 listens, an IPv4 address and a port such as 10.0.0.1:1234. auto: SLURM, Open MPI or "
@@ -266,7 +265,7 @@ class Joining:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The flags about one start of a command: where its options are read, what it shows, how many runs it makes."""
+    """The flags about one start of a command: where it reads options, what it shows, how many runs it makes."""
 
     config: str | None = option(
         None, "Read options from a file in TOML, YAML or JSON, by their names in config.json (train_size, train-size). "
@@ -298,7 +297,7 @@ class Start:
     sweep: tuple = option(
         (), "One run for each value, e.g. beta=0.2,0.5,1, or for each combination where several are given "
         "(split=3,7;2,5: values that have commas), in <run-dir>/<name>. Stopped and given again, the command goes on. "
-        "At its end it writes the table sweep.md.", metavar="NAME=VALUES", group="start", shown="one run"
+        "At its end compared.html compares the runs.", metavar="NAME=VALUES", group="start", shown="one run"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: so many runs at the same time, each on a core of its own.",
@@ -318,15 +317,15 @@ class Start:
 
 
 ONE_RUN = Start()  # with no such flag
-# Options of earlier versions. Files of old runs have them, and they are skipped there; a user learns the way.
+# Options of earlier versions: skipped in the files of old runs; on a command line, the error names the replacement.
 RETIRED = {
     "live": "--live is gone: the progress line, TensorBoard and --track NAME show a run that goes on.",
     "replay_check": "--replay-check is gone: run twice and compare final_state_sha256 in the two files summary.json.",
     "resume_into": "--resume-into is gone: --init-from RUN begins a new run with the weights of another one.",
 }
-# The defaults that an optimizer changes. SGD's are the paper's and stand above. AdamW's are usual for small
-# transformers; Lion has a tenth of that rate and ten times the decay, as its paper advises; the others have AdamW's, as
-# their updates are about as large. NAdam's momentum is that of asynchronous Nesterov. Vectors are not decayed.
+# The defaults that an optimizer changes. SGD's are the paper's, above. AdamW's are usual for small transformers. Lion
+# has a tenth of AdamW's rate and ten times its decay, as Lion's paper advises. The others have AdamW's, as their
+# updates are about as large. NAdam's momentum is that of asynchronous Nesterov. Vectors are not decayed.
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 0.1, "decay": "matrices"}
 OF_OPTIMIZER: Mapping[str, Mapping[str, Any]] = {
     "sgd": {},
@@ -339,13 +338,13 @@ OF_OPTIMIZER: Mapping[str, Mapping[str, Any]] = {
 
 
 def own_defaults(optimizer: Any) -> Mapping[str, Any]:
-    """The options whose defaults an optimizer changes; none for a name that is not known, which is refused later."""
+    """The options whose defaults an optimizer changes; {} for an unknown name, which is refused later."""
     return OF_OPTIMIZER.get(optimizer, {})
 
 
 def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command line that are not at their defaults: those given, before the defaults of the command,
-    before those of the optimizer. The paper's schedule has a warm-up of its own, so it takes no command's."""
+    """The options that a command line sets. Given ones take precedence over the command's defaults, and these over the
+    optimizer's. The paper's schedule has its own warm-up, so it ignores the command's."""
     found = {**defaults, **given}
     if found.get("lr_schedule", "paper") == "paper" and "warmup_steps" not in given:
         found.pop("warmup_steps", None)
@@ -353,7 +352,7 @@ def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
 
 
 def refuse_retired(words: Sequence[str]) -> None:
-    """Raises BadInput where a command line has the flag of a retired option."""
+    """Raises BadInput if a command line has the flag of a retired option."""
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name in RETIRED:

@@ -8,7 +8,7 @@
 The type is bool, int, float, str or a Literal of texts. The flag of the training command, the keyword of
 `fdg_jax.Pipeline` and the entry of config.json have the field's name.
 
-A message names an option as its reader writes it: `--beta 0.5` within a command, `beta=0.5` in Python.
+Messages name an option as the user writes it: `--beta 0.5` in a command, `beta=0.5` in Python.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
 
-# Of fdg_jax.Pipeline and its `init`: names that mean something else there than an option of a file would.
+# Keywords of fdg_jax.Pipeline and its `init` with another meaning: no file may declare an option of that name.
 KEYWORDS = {
     *("stages", "loss", "optimizer", "method", "beta", "correct", "learning_rate", "momentum", "devices", "engine"),
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
@@ -31,12 +31,12 @@ KEYWORDS = {
 }
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
 LONGEST = 2**16  # characters of a text; a note may name several files
-LARGEST = 2**53  # config.json keeps whole numbers up to there in every language
+LARGEST = 2**53  # the largest whole number that JSON keeps exactly in every language
 AS_FLAGS: ContextVar[bool] = ContextVar("AS_FLAGS", default=False)
 
 
 class Option(NamedTuple):
-    """What is declared of an option; `option` says what each part is. by: the files that declare it, if any do."""
+    """The declaration of an option; `option` explains the fields. by: the files that declare it, if any."""
 
     name: str
     kind: Any
@@ -52,7 +52,7 @@ class Option(NamedTuple):
 
     @property
     def switch(self) -> bool:
-        """Whether its flag stands without a value, and has a --no-... as well."""
+        """Whether the flag takes no value, and has a --no-... form as well."""
         return fits(False, self.kind)
 
 
@@ -63,13 +63,13 @@ def option(
     """A field of a class `Options`.
 
     Arguments:
-        default: the value that counts where none is given; of the field's type.
-        help: what --help says of it.
-        metavar: what stands for a value in --help; "" for the name of its type.
-        inside: the interval that a number lies in, such as "[1, inf)" or "(0, 1]"; "" for any.
-        use: the way out where it lies outside, such as "1 for no shrinking"; "" for the default.
-        group, shown, free: of the library's own options (fdg_jax.config): the group in --help, the default in words,
-            and whether a run that is resumed may change it.
+        default: the default value, of the field's type.
+        help: its text in --help.
+        metavar: the placeholder of a value in --help; "" for the name of its type.
+        inside: the interval of allowed numbers, such as "[1, inf)" or "(0, 1]"; "" for any.
+        use: the advice for a number outside, such as "1 for no shrinking"; "" for the default.
+        group, shown, free: for the library's own options (fdg_jax.config): the group in --help, the default in words,
+            and whether a resumed run may change the option.
 
     Returns: a dataclass field.
     """
@@ -82,12 +82,12 @@ def of_class(options: type | None, where: str, taken: Collection[str] = frozense
 
     Arguments:
         options: the class; None declares none.
-        where: what to call it in a message.
-        taken: names that have another meaning.
+        where: the name of the class in a message.
+        taken: names with another meaning, which no option may have.
 
     Returns: name -> Option, in the order of the fields.
 
-    Raises: BadInput where it is no dataclass, or a field cannot be an option.
+    Raises: BadInput if `options` is no dataclass, or a field cannot be an option.
     """
     if options is None:
         return {}
@@ -111,16 +111,16 @@ def of_class(options: type | None, where: str, taken: Collection[str] = frozense
 
 
 def instance(options: type | None, declared: Mapping[str, Option], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a class's options, checked by what they declare and by the class itself.
+    """The values of a class's options, checked against their declarations and by the class itself.
 
     Arguments:
         options: the class; None has no options.
         declared: its options, as `of_class` gives them.
-        asked: name -> value. What is not named is at its default; other names are left alone.
+        asked: name -> value. Options without a value keep their default; other names are ignored.
 
     Returns: name -> value of every option.
 
-    Raises: BadInput for a value that cannot be, or that the class refuses (in __post_init__).
+    Raises: BadInput for a value that is invalid, or that the class refuses (in __post_init__).
     """
     if options is None:
         return {}
@@ -129,7 +129,7 @@ def instance(options: type | None, declared: Mapping[str, Option], asked: Mappin
 
 
 def checked(option: Option, value: Any) -> Any:
-    """The value of an option, a number of NumPy's as one of Python's. Raises BadInput where it cannot be."""
+    """The checked value of an option, with a NumPy number as a Python one. Raises BadInput if the value is invalid."""
     name, kind, default = option[:3]
     if not fits(value, kind):
         if several := choices(kind):
@@ -155,7 +155,7 @@ def lies(value: float, inside: str) -> bool:
 
 
 def in_words(inside: str) -> str:
-    """An interval in words that follow "it"."""
+    """An interval as a phrase after "it", such as "is 1 or more"."""
     low, high = (part.strip() for part in inside[1:-1].split(","))
     if high != "inf":
         return f"lies in {inside}"
@@ -190,17 +190,17 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def described(kind: Any) -> str:
-    """A type in words a person uses."""
+    """A type in plain words, for messages."""
     named = [" or ".join(choices(part)) or WORDS.get(part, "null") for part in parts(kind)]
     return " or ".join(named)
 
 
 def from_word(word: str, kind: Any) -> Any:
-    """The value that a word of a command line stands for.
+    """Parses a word of a command line.
 
     Arguments:
         word: as it was typed.
-        kind: int, float, str, a Literal of texts, or one of these or None, of which "None" is the word.
+        kind: int, float, str, a Literal of texts, or a union of one of these with None, which is written "None".
 
     Raises: argparse.ArgumentTypeError, which says what is wrong with the word.
     """
@@ -222,7 +222,7 @@ def from_word(word: str, kind: Any) -> Any:
 
 @contextlib.contextmanager
 def as_flags() -> Iterator[None]:
-    """Within it, messages name options as flags: the reader has typed a command line."""
+    """A context in which messages name options as flags, for users of a command line."""
     token = AS_FLAGS.set(True)
     try:
         yield
@@ -231,7 +231,7 @@ def as_flags() -> Iterator[None]:
 
 
 def said(name: str, value: Any) -> str:
-    """An option with its value, as the reader of a message writes it."""
+    """An option with its value, as the user writes it."""
     return " ".join(words(name, value)) if AS_FLAGS.get() else f"{name}={value!r}"
 
 
@@ -246,13 +246,13 @@ def spelled(name: str) -> str:
 
 
 def words(name: str, value: Any) -> list[str]:
-    """An option as it stands on a command line; a switch has no value: drain=False is --no-drain."""
+    """An option as the words of a command line. A switch has no value: drain=False is --no-drain."""
     if isinstance(value, bool):
         return [spelled(name if value else f"no_{name}")]
     return [spelled(name), written(value)]
 
 
 def written(value: Any) -> str:
-    """A value as it stands on a command line, with as many digits as it needs."""
+    """A value as a word of a command line, with as many digits as it needs."""
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return short if not isinstance(value, float) or float(short) == value else repr(value)

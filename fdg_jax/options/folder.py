@@ -1,7 +1,7 @@
 """A folder in which every file is a method, a correction, a family of models or a data set, by its name.
 
-Nothing needs to be registered. What begins with an underscore, and `interface`, helps the other files. A file of a
-user's own may join from anywhere (fdg_jax.own_files).
+Nothing needs to be registered. `interface` and names with a leading underscore are helpers, not values.
+A file of a user's own may join from anywhere (fdg_jax.own_files).
 """
 
 import hashlib
@@ -43,8 +43,11 @@ class Loader(SourceLoader):
 
 
 class Folder(NamedTuple):
-    """package: such as fdg_jax.methods. what: what a file is, such as "method". constant: the name by which a file has
-    it, such as METHOD. kind: the constant's type. aliases: other names, which a message may suggest."""
+    """A folder of such files.
+
+    package: such as fdg_jax.methods. what: what each file defines, such as "method". constant: the name of the file's
+        constant for it, such as METHOD. kind: the constant's type. aliases: other names, which a message may
+        suggest."""
 
     package: str
     what: str
@@ -53,7 +56,7 @@ class Folder(NamedTuple):
     aliases: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
-        """What there is, by the names of the files."""
+        """The names of the files, without ".py"."""
         found = (module.name for module in pkgutil.iter_modules(sys.modules[self.package].__path__))
         inside = (name for name in found if not name.startswith("_") and name != "interface")
         return sorted({*inside, *self.own()})
@@ -64,7 +67,7 @@ class Folder(NamedTuple):
         return {name: file for (package, _, name), file in packages if package == self.package}
 
     def shown(self, name: str) -> str:
-        """A file in messages."""
+        """The path of a file, for messages."""
         found = self.own().get(name)
         return found.path if found else f"{self.package.replace('.', '/')}/{name}.py"
 
@@ -88,16 +91,15 @@ class Folder(NamedTuple):
             table.pop(f"{self.package}.{name}", None)
 
     def module(self, name: str) -> Any:
-        """A file of the folder. Raises BadInput where it cannot be imported."""
+        """Imports a file of the folder. Raises BadInput if that fails."""
         try:
             return import_module(f"{self.package}.{name}")
-        except Exception as error:  # whatever the file does
+        except Exception as error:  # importing a file may raise anything
             way_out = "Mend it, or move it out of that folder."
             raise BadInput(f"{self.shown(name)} cannot be imported: {sentence(error)} {way_out}") from error
 
     def find(self, name: Any) -> Any:
-        """What the file of that name has as its constant. Raises BadInput where there is none, and for a file that
-        contradicts itself."""
+        """The constant of the file of that name. Raises BadInput if there is no such file, or it contradicts itself."""
         known = self.names()
         if not isinstance(name, str) or name not in known:
             asked = did_you_mean(str(name), [*known, *self.aliases])

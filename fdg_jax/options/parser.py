@@ -1,4 +1,4 @@
-"""How every command reads its command line: argparse, with one message for whatever is wrong."""
+"""The parser of every command line: argparse, with a single message for any mistake."""
 
 import argparse
 import itertools
@@ -36,11 +36,11 @@ class Help(argparse.HelpFormatter):
 
 
 def continued(command: str, width: int = 80) -> str:
-    """A command line for --help, indented. A long one goes on in the next line, before a flag, as a shell takes it."""
+    """A command line for --help, indented. A long one is broken before a flag, with a backslash as in a shell."""
     parts = re.split(r" (?=--)", command)
     lines = ["  " + parts[0]]
     for part in parts[1:]:
-        if len(lines[-1]) + len(part) + 3 <= width:  # a space, and room for " \\" behind it
+        if len(lines[-1]) + len(part) + 3 <= width:  # a space, and room for " \\" at the end
             lines[-1] += f" {part}"
         else:
             lines[-1] += " \\"
@@ -56,13 +56,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **{**usual, **named})
         for kind in (int, float):
             self.register("type", kind, partial(from_word, kind=kind))
-        self._negative_number_matcher = NUMBER  # argparse's own takes -1e3 and -inf for flags in Python 3.11
+        self._negative_number_matcher = NUMBER  # Python 3.11's own pattern takes -1e3 and -inf for flags
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}. --help explains the flags.")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-        """Refuses what is left over as well, so that the verb that a flag was given to can name its own flags."""
+        """Refuses unknown words as well, so that a subcommand's parser can suggest the subcommand's own flags."""
         try:
             found, left = super().parse_known_args(None if args is None else self._spelled(args), namespace)
         except argparse.ArgumentError as error:
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         return found, []
 
     def _spelled(self, words: Sequence[str]) -> list[str]:
-        """The words with hyphens for underscores in flags."""
+        """The words, with hyphens instead of underscores in flags."""
         spelled: list[str] = []
         for word in words:
             flag, equals, value = word.partition("=")
@@ -81,8 +81,8 @@ class Parser(argparse.ArgumentParser):
         return spelled
 
     def _explained(self, error: argparse.ArgumentError) -> str:
-        """What argparse says of one flag, as a sentence."""
-        actions = self._option_string_actions.values()  # argparse has no public list of a parser's flags
+        """argparse's error about a flag, as a sentence."""
+        actions = self._option_string_actions.values()  # argparse has no public list of flags
         action = next((one for one in actions if "/".join(one.option_strings) == error.argument_name), None)
         if action is None:
             return f"{error}. --help explains the flags."
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         return action.metavar or action.dest.upper() if default in (None, argparse.SUPPRESS) else default
 
     def _left_over(self, word: str) -> str:
-        """What to say of a word that no flag takes."""
+        """The message about a word that belongs to no flag."""
         if not word.startswith("-") or NUMBER.match(word):
             return f"{word!r} belongs to no flag. Write --flag value; --help lists the flags."
         written = word.partition("=")[0]

@@ -1,1 +1,1 @@
-"""How pages and pictures look: one style for pages, one drawer for charts."""
+"""The look of pages and pictures: one style for pages, one module that draws charts."""

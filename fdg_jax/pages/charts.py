@@ -1,6 +1,6 @@
-"""Draws every chart with matplotlib: as SVG, whose colours follow a page's light or dark ground, or as a PNG file.
+"""Draws every chart with matplotlib: as SVG, whose colours follow a page's light or dark background, or as a PNG file.
 
-matplotlib is imported when something is drawn, as its import takes longer than most commands.
+matplotlib is imported only for drawing, as its import takes longer than most commands.
 """
 
 import io
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Colours by name: on a light ground, on a dark one. In an SVG a light colour stands for its name: none is used twice.
+# name -> (colour on a light background, on a dark one). An SVG has the light colour in place of the name, so each is
+# used once.
 PALETTE = {
     "ground": ("#f4f6f9", "#0f141a"), "panel": ("#ffffff", "#182029"), "ink": ("#17202b", "#e8edf3"),
     "soft": ("#4c5a6b", "#aab6c4"), "line": ("#c9d1db", "#3a4757"), "on": ("#fefefe", "#10151b"),
@@ -25,17 +26,17 @@ PALETTE = {
 }  # fmt: skip
 LIGHT = {name: colours[0] for name, colours in PALETTE.items()}
 LINES, DASHES = 6, ((), (7, 4), (2, 3), (9, 3, 2, 3))  # colours c0 to c5; lengths of dashes and gaps
-MOST = 240  # points of a line: more are not seen
-SPOTS = 12  # a line of at most so many points has a mark at each
-FACTOR = 10.01  # between the values of a chart: above it, its axis may be logarithmic
+MOST = 240  # points of a line; more would not be visible
+SPOTS = 12  # a line of at most this many points has a mark at each
+FACTOR = 10.01  # largest value / smallest value: above this, an axis may be logarithmic
 
 Points = Sequence[tuple[float, float]]
 
 
 class Line(NamedTuple):
-    """A curve. name: in the page's key. style: a number that decides colour and dashes.
+    """A curve. name: its label in the page's key. style: a number that decides colour and dashes.
 
-    middle: [(x, y), ...]. low, high: the same of the band around it; () for none.
+    middle: [(x, y), ...]. low, high: the edges of the band around the curve, in the same form; () for none.
     """
 
     name: str
@@ -48,9 +49,9 @@ class Line(NamedTuple):
 class Chart(NamedTuple):
     """Curves over one axis.
 
-    title: what they show. across: what the horizontal axis counts.
-    marks: places on it that get a dashed line from top to bottom.
-    steps: for values that stay until the next mark: they have no spots, and a logarithmic axis if they differ much.
+    title: what the curves show. across: what the horizontal axis counts.
+    marks: places on the horizontal axis with a dashed vertical line.
+    steps: for values that stay until the next mark: no spots, and a logarithmic axis if the values differ much.
     from_zero: whether the vertical axis begins at 0.
     """
 
@@ -63,9 +64,10 @@ class Chart(NamedTuple):
 
 
 def curve(name: str, style: int, points: Points, spans: Points = ()) -> list[Line]:
-    """The curve of one run; [] of no points. Of many points, the means of neighbours, with their range as the band.
+    """The curve of one run; [] without points. Many points are reduced to means of neighbours, with their range as the
+    band.
 
-    spans: for each point, the lowest and highest value that it stands for; () where it is its own.
+    spans: for each point, the lowest and highest value that were merged into it; () if none were merged.
     """
     if len(points) <= MOST:
         return [Line(name, style, points)] if points else []
@@ -83,7 +85,7 @@ def canvas(
     dpi: int = 120, layout: Any = "constrained",
 ) -> Iterator[Any]:  # fmt: skip
     """A figure that is written to a PNG file, or as SVG to a stream, when the block ends. size: in inches. font,
-    title_font: in points. Raises OSError where the file cannot be written."""
+    title_font: in points. Raises OSError if the file cannot be written."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -151,8 +153,8 @@ def svg(chart: Chart) -> str:
 
 
 def element(drawn: str, label: str, kind: str) -> str:
-    """An SVG document of matplotlib as an element of a page: its colours are the page's, and nothing has an id but what
-    is referred to. label: what it shows, as text. kind: its class."""
+    """An SVG document of matplotlib as an element of a page, with the page's colours and without unused ids. label: its
+    description as text. kind: its class."""
     head, body = drawn[drawn.index("<svg") :].split(">", 1)
     width, height = re.findall(r'="([0-9.]+)pt"', head)
     body = re.sub(r"(?s)<metadata>.*</metadata>|<style.*?</style>|<!--.*?-->", "", body)
@@ -165,7 +167,7 @@ def element(drawn: str, label: str, kind: str) -> str:
 
 
 def document(drawn: str, title: str) -> str:
-    """An SVG document of matplotlib as a file for itself, which follows a light or dark ground."""
+    """An SVG document of matplotlib as a separate file, which follows a light or dark background."""
     made = element(drawn, title, "").replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="'
                                              'http://www.w3.org/1999/xlink"', 1)  # fmt: skip
     head, body = made.split(">", 1)
@@ -179,7 +181,7 @@ def variables() -> str:
 
 
 def png(path: Path, title: str, charts: Sequence[Chart]) -> None:
-    """Draws charts one below the other, over one axis. Raises OSError where the file cannot be written."""
+    """Draws charts one below the other, over one axis. Raises OSError if the file cannot be written."""
     with canvas(path, title, (9, 3 * len(charts)), title_font=11, dpi=130) as figure:
         panels = figure.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
         for axes, chart in zip(panels, charts, strict=True):

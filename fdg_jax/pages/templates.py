@@ -1,4 +1,4 @@
-"""Makes pages of templates. A page is one file that asks for no other; text in it is never taken for HTML."""
+"""Makes pages from templates. A page is one file that needs no other file. Text in it is always escaped."""
 
 from functools import cache
 from html import escape
@@ -10,7 +10,8 @@ from fdg_jax.pages import charts
 
 @cache
 def environment() -> Any:
-    """The templates of all rooms, by their paths below fdg_jax. Imported here, as most commands make no page."""
+    """The templates of all rooms, by their paths below fdg_jax. jinja2 is imported here, as most commands make no
+    page."""
     import jinja2
 
     made = jinja2.Environment(
@@ -28,12 +29,12 @@ def render(name: str, **values: Any) -> str:
 
 
 def svg(chart: charts.Chart) -> str:
-    """A chart as HTML; a sentence where it has no curve."""
+    """A chart as HTML; a sentence if it has no curve."""
     if not chart.lines:
         return f'<p class="none">{escape(chart.title)} over {escape(chart.across)}: nothing measured.</p>'
     return charts.svg(chart)
 
 
 def short(value: Any) -> str:
-    """A value for a person."""
+    """A value as text for a page."""
     return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else str(value)

@@ -1,1 +1,1 @@
-"""What a person looks at: the page of a run, and its curves."""
+"""Reports for people: the page of a run with its curves, and the comparison of runs."""

@@ -1,5 +1,5 @@
-"""Runs beside one another as a table for a terminal, and as a page with their curves. Runs that differ only in their
-seed are one row: the median, and the lowest and highest. Each row is compared with the first one, seed by seed."""
+"""A comparison of runs as a table for a terminal, and as a page with their curves. Runs that differ only in their seed
+share a row: the median, the lowest and the highest value. Each row is compared with the first one, seed by seed."""
 
 import os
 import statistics
@@ -11,6 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from fdg_jax.config import FIELDS
+from fdg_jax.machine import output
 from fdg_jax.options.fields import words
 from fdg_jax.pages import charts
 from fdg_jax.pages.charts import Chart, Line
@@ -27,11 +28,11 @@ NOTES = (
 )
 OTHER_DATA = "The data sets differ, so the errors do not compare."
 OTHER_LENGTH = "The numbers of batches differ: compare the curves, not the ends."
-ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # among what is equal in all
+ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # always among the common options
 
 
 class Column(NamedTuple):
-    """A column of the table: its head, a run's number in it (or None), and how a number is written."""
+    """A column of the table: its head, the function from a run to its number (or None), and the format of a number."""
 
     head: str
     of: Callable[[Result], float | None]
@@ -39,10 +40,10 @@ class Column(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What is shown. verdict: how the other groups came out against the first. heads, rows: the table, a row for each
-    group. common: the options that all runs share. notes: what to keep in mind. data: what to know of the data."""
+    """A comparison. verdict: a sentence for each other group against the first. heads, rows: the table, a row for each
+    group. common: the options that all runs share. notes: caveats. data: the runs' notes on their data."""
 
-    verdict: list[str]
+    verdict: str
     groups: list[Group]
     heads: list[str]
     rows: list[list[str]]
@@ -52,12 +53,12 @@ class Comparison(NamedTuple):
 
 
 def counted_in(runs: Sequence[Result]) -> str:
-    """What the speed of runs is counted in: "images" or "tokens"."""
+    """The unit of the runs' speed: "images" or "tokens"."""
     return unit(next((run.final for run in runs if "tokens_per_second" in run.final), {}))
 
 
 def columns(runs: Sequence[Result]) -> list[Column]:
-    """The columns that some run has a number for."""
+    """The columns for which at least one run has a number."""
     counted = counted_in(runs)
 
     def final(name: str) -> Callable[[Result], float | None]:
@@ -88,7 +89,7 @@ def columns(runs: Sequence[Result]) -> list[Column]:
 
 
 def cell(column: Column, runs: Sequence[Result]) -> str:
-    """The median of some runs' numbers, and the range where it is one."""
+    """The median of some runs' numbers, and their range if they differ."""
     numbers = [number for run in runs if (number := column.of(run)) is not None]
     if not numbers:
         return "-"
@@ -97,28 +98,32 @@ def cell(column: Column, runs: Sequence[Result]) -> str:
 
 
 def measure(runs: Sequence[Result]) -> tuple[str, str, int]:
-    """(name in summary.json, unit, digits) of what runs are judged by: the error of images, bits per byte of text."""
+    """(name in summary.json, unit, digits) of the measure of quality: test error for images, bits per byte for text."""
     text = all("test_bits_per_byte" in run.final for run in runs)
     return ("test_bits_per_byte", "bits per byte", 3) if text else ("test_error_percent", "points of test error", 2)
 
 
 def by_seed(group: Group, name: str) -> dict[int, float]:
-    """The final number of this name of each run that has one."""
+    """{seed: the final number of this name} for each run that has one."""
     return {value_of(run, "seed"): run.final[name] for run in group.runs if run.final.get(name) is not None}
 
 
-def verdict(first: Group, other: Group) -> str:
-    """fdg, K=2 against bp, K=1: +0.52 (+0.10 to +0.94) points of test error, 1.41 times its images/s."""
-    runs = [*first.runs, *other.runs]
-    (name, what, digits), counted, said = measure(runs), counted_in(runs), list[str]()
-    if found := interval([*paired(by_seed(other, name), by_seed(first, name)).values()]):
-        said.append(f"{found.told(digits)} {what}{' (1 seed)' if found.n == 1 else ''}")
-    per_second = f"{counted}_per_second"
-    speeds = [[run.final[per_second] for run in group.runs if run.final.get(per_second)] for group in (first, other)]
-    if all(speeds):
-        before, now = map(statistics.median, speeds)
-        said.append(f"{now / before:.2f} times its {counted}/s")
-    return f"{other.name} against {first.name}: {', '.join(said)}." if said else ""
+def verdict(first: Group, others: Sequence[Group]) -> str:
+    """Against bp, K=1: fdg, K=2 has 1.41 times the images/s and +0.52 (+0.10 to +0.94) points of test error."""
+    clauses = []
+    for other in others:
+        runs, said = [*first.runs, *other.runs], list[str]()
+        (name, what, digits), counted = measure(runs), counted_in(runs)
+        speed = f"{counted}_per_second"
+        speeds = [[run.final[speed] for run in group.runs if run.final.get(speed)] for group in (first, other)]
+        if all(speeds):
+            before, now = map(statistics.median, speeds)
+            said.append(f"{now / before:.2f} times the {counted}/s")
+        if found := interval([*paired(by_seed(other, name), by_seed(first, name)).values()]):
+            said.append(f"{found.told(digits)} {what}{' (1 seed)' if found.n == 1 else ''}")
+        clauses += [f"{other.name} has {' and '.join(said)}"] if said else []
+    apart = "; " if len(clauses) < 4 else ";\n"
+    return f"Against {first.name}: {apart.join(clauses)}." if clauses else ""
 
 
 def compare(runs: Sequence[Result]) -> Comparison:
@@ -132,8 +137,8 @@ def compare(runs: Sequence[Result]) -> Comparison:
     notes = [*NOTES]
     notes += [OTHER_DATA] if len({value_of(run, "dataset") for run in runs}) > 1 else []
     notes += [OTHER_LENGTH] if len({run.final["steps"] for run in runs if run.final.get("steps")}) > 1 else []
-    said = [sentence for other in found[1:] if (sentence := verdict(found[0], other))]
     data = [*dict.fromkeys(run.final["note"] for run in runs if run.final.get("note"))]
+    said = verdict(found[0], found[1:])
     return Comparison(said, found, ["", "runs", *(column.head for column in shown)], rows, common, notes, data)
 
 
@@ -144,16 +149,18 @@ def text(made: Comparison) -> str:
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in table]
     known = {n: v for n, v in made.common.items() if v is not None and (n in ALWAYS or v != FIELDS[n].default)}
     shared = f"Equal in all: {', '.join(' '.join(words(name, value)) for name, value in known.items())}, and defaults."
-    return "\n".join([*made.data, *lines, "", *made.verdict, *made.notes, shared])
+    said = [output.bold(made.verdict)] if made.verdict else []
+    return "\n".join([*made.data, *lines, "", *made.notes, shared, *said])
 
 
 def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -> list[Line]:
-    """The curves of groups: the median of their runs, and their range as a band, as far as all of them have come.
+    """The curves of groups: the median of the runs, with their range as a band, over the part that all runs have
+    reached.
 
     Arguments:
         found: the groups.
         of: the points of a run.
-        x: "batches", "examples" or "seconds": what they are drawn over.
+        x: the horizontal axis: "batches", "examples" or "seconds".
     """
     made = []
     for style, group in enumerate(found):
@@ -173,7 +180,7 @@ def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -
 
 
 def page(made: Comparison, folder: Path | None = None) -> str:
-    """The comparison as HTML. folder: where it is written, for links to the runs' reports; None: without these."""
+    """The comparison as HTML. folder: where the page is written, for links to the runs' reports; None: no links."""
     runs = [run for group in made.groups for run in group.runs]
     names = [name for name in made.groups[0].differs if any(has(group.runs[0], name) for group in made.groups)]
     across = {"batches": "batches", "examples": "examples", "seconds": "seconds of training"}
@@ -203,7 +210,7 @@ def page(made: Comparison, folder: Path | None = None) -> str:
 
 
 def report_of(run: Result, folder: Path) -> str:
-    """The address of a run's report, seen from a folder; "" where it has none."""
+    """The address of a run's report relative to a folder; "" if the run has none."""
     if run.path is None or not (run.path / "report.html").is_file():
         return ""
     return quote(Path(os.path.relpath(run.path / "report.html", folder)).as_posix())

@@ -18,7 +18,7 @@ def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart
 
     Arguments:
         config: config.json, checked.
-        train, test: the lines of metrics.jsonl that have a training loss, a test error.
+        train, test: the lines of metrics.jsonl with a training loss, and those with a test error.
     """
     counted, paper = unit(train[-1] if train else {}), config.get("lr_schedule", "paper") == "paper"
     rates = learning_rates(config) if paper else []
@@ -46,8 +46,8 @@ def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart
 
 
 def learning_rates(config: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """[(epoch, learning rate)] of the paper's schedule: where each rate begins, as the batches were trained."""
+    """[(epoch, learning rate)] of the paper's schedule: where each rate begins to be used."""
     length, M = run_length(config["train_size"] or 0, config["batch_size"], config["epochs"]), config["accumulate"]
     changes = learning_rate_changes(config["learning_rate"], length.all_epochs, config["warmup"] == "on")
-    begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # the first of M batches decides for all
+    begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # the first of M accumulated batches decides for all
     return [(b / max(1, length.per_epoch), rate) for b, rate in begins.items()]

@@ -1,4 +1,4 @@
-"""What a few seeds say: the mean of their numbers, and how sure it is."""
+"""The mean of a few seeds' numbers, with its confidence interval."""
 
 import math
 import statistics
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """n values: mean, standard deviation (with n - 1), and the ends of the 95% interval of the mean. Of one value the
-    deviation is None, and the interval is the whole line."""
+    """Statistics of n values: mean, standard deviation (with n - 1), and the ends of the mean's 95% interval. For one
+    value the deviation is None, and the interval is infinite."""
 
     n: int
     mean: float
@@ -20,13 +20,13 @@ class Interval(NamedTuple):
         return self.told(2)
 
     def told(self, digits: int) -> str:
-        """+0.76 (+0.39 to +1.13), with so many digits."""
+        """Text such as +0.76 (+0.39 to +1.13), with so many digits."""
         ends = "" if self.deviation is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
         return f"{self.mean:+.{digits}f}{ends}"
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """The mean of some values with its 95% interval by Student's t; None without values."""
+    """The mean of values with its 95% interval by Student's t; None without values."""
     if not values:
         return None
     n, mean = len(values), statistics.fmean(values)
@@ -40,5 +40,5 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
-    """The difference for every seed that both have, in the order of the seeds."""
+    """{seed: difference} for every seed that both have, in the order of the seeds."""
     return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}

@@ -1,4 +1,4 @@
-"""The options of a run: those that its method, model and data have, and the command that makes the run again."""
+"""The options that apply to a run, and the command that makes the run again."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from fdg_jax import methods, own_files
 from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_MODELS, corrected_by
 from fdg_jax.options.fields import words
 
-# Data sets that have a command of their own. Its defaults differ, so all options are named there.
+# Data sets with a command of their own, whose defaults differ: the printed command then names all options.
 COMMANDS = {"text": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet"}
 
 
@@ -17,12 +17,13 @@ SENTENCE_END = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\be\.g)(?<!\bi\.e)\. ")
 
 
 def of_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the run has, by name; not those of other methods, corrections, models and kinds of data."""
+    """The options that apply to the run, by name, without those of other methods, corrections, models and kinds of
+    data."""
     return {name: config[name] for name in FIELDS if name in config and has(name, config)}
 
 
 def has(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether an option means anything in a run."""
+    """Whether an option applies to a run."""
     field, correct, code = FIELDS[name], corrected_by(config), config.get(own_files.CODE) or {}
     if any(name in own["has"] for own in code.values()):
         return True
@@ -45,8 +46,8 @@ def has(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that the run has and that were asked for otherwise than by default, as the run then had them; --method and
-    --K always."""
+    """The run's values of the options that apply to it and that the user set to another value than the default.
+    --method and --K are always included."""
     return {
         name: value
         for name, value in of_run(config).items()
@@ -55,30 +56,34 @@ def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def meaning(name: str) -> str:
-    """What an option is, in a sentence: the first of its help text, without its lists of names."""
+    """An option's meaning: the first sentence of its help text, without its lists of names."""
     first = SENTENCE_END.split(FIELDS[name].help, maxsplit=1)[0].rstrip(".")
     return (first.partition(":")[0] if "{" in first else first) + "."
 
 
 def command(config: Mapping[str, Any]) -> str:
-    """The command line of the run, for a shell: what was asked for, before defaults were settled."""
+    """The command line of the run for a shell, with the options as the user set them. It also names what another machine
+    might choose otherwise: XLA's flags, the data set, how many of its examples there were, a measured split."""
     asked, program = config["asked"], COMMANDS.get(config["dataset"])
+    asked = asked | {name: config[name] for name in ("dataset", "train_size", "split") if asked.get(name) is not None}
     given = [name for name in FIELDS if name != "resume" and asked.get(name) is not None and has(name, config)]
     if program is None:
         given = [name for name in given if asked[name] != FIELDS[name].default]
     paths = {name: own["path"] for name, own in (config.get(own_files.CODE) or {}).items()}
     flags = [word for name in given for word in words(name, own_files.by_path(name, asked[name], paths))]
-    return shlex.join(["python", "-m", f"fdg_jax.experiments.{program or 'cifar'}", *flags])
+    settings = f"XLA_FLAGS={shlex.quote(xla.strip())} " if (xla := config.get("xla_flags")) else ""
+    return settings + shlex.join(["python", "-m", f"fdg_jax.experiments.{program or 'cifar'}", *flags])
 
 
 def shrinks(config: Mapping[str, Any]) -> bool:
-    """Whether the method, or a correction that takes it, has the factor β, and a stage that it is for."""
+    """Whether the factor β applies: the method or the options have it, and K > 1."""
     has = "beta" in methods.find(config["method"]).answers_to or config["beta"] != FIELDS["beta"].default
     return has and config["K"] > 1
 
 
 def title(config: Mapping[str, Any]) -> str:
-    """Model, data set, method, K, beta if the method has it, and options that are no defaults."""
+    """Model, data set, method, K, beta if it applies, and options of method and corrections that are not at their
+    defaults."""
     own = [name for name, option in OF_CORRECTIONS.items() if {*corrected_by(config)} & {*option.by}]
     names = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
     asked = [f", β={config['beta']:g}"] if shrinks(config) else []

@@ -1,6 +1,6 @@
 """The page of a run: report.html, which needs no other file, and curves.png.
 
-Everything comes from the files of the run directory. So a report can be written again, also for a run that was killed:
+The page is made from the files of the run directory only. So it can be written again, also for a run that was killed:
 `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
@@ -26,7 +26,7 @@ from fdg_jax.runs.progress import clock, count
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
 from fdg_jax.schedule import Schedule
 
-MOST_STAGES, MOST_PARTS = 8, 8  # of which a picture of the schedule can be read
+MOST_STAGES, MOST_PARTS = 8, 8  # the most for a readable picture of the schedule
 BEYOND = 3  # forward passes that are drawn after the latest gradient
 ORIGIN = ("backend", "processor", "cpus", "usable_cores", "platform", "git_commit", "started")
 
@@ -36,10 +36,10 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
 
     Arguments:
         run: the directory.
-        config: the run's configuration; None for that in config.json.
+        config: the run's configuration; None: read from config.json.
 
     Raises:
-        BadInput: a file of the run contains what no run writes.
+        BadInput: a file of the run is damaged.
         OSError: a file cannot be written.
     """
     config = reading.with_code(run) if config is None else dict(config)
@@ -62,9 +62,9 @@ def page(
     """The HTML of the page.
 
     Arguments:
-        config, events, summary: of the run's files, checked; summary {} of a run that has not ended.
-        refused: what was refused or rolled back.
-        stalls: how often nothing moved.
+        config, events, summary: from the run's files, checked; summary is {} for an unfinished run.
+        refused: the incidents (refused updates, returns to a checkpoint).
+        stalls: the number of reported stalls.
     """
     train, test = having(events, "train_loss"), having(events, "test_error_percent")
     method, options = methods.find(config["method"]), options_part.of_run(config)
@@ -95,8 +95,7 @@ def page(
 
 
 def picture(method: Method, schedule: Schedule) -> str:
-    """The schedule as SVG: until the latest gradient has come; where none is late, two ticks more than fill the
-    pipeline."""
+    """The schedule as SVG, until the arrival of the stalest gradient. If no gradient is late: the first K + 2 ticks."""
     shown = timeline.timeline(schedule, method)
     if late := timeline.stalest(shown):
         shown = [op for op in shown if op.begin < late.end + BEYOND]
@@ -106,7 +105,7 @@ def picture(method: Method, schedule: Schedule) -> str:
 
 
 def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what it is, number): the numbers that one looks for first."""
+    """(label, number) of the most important numbers."""
     newest = summary or (train[-1] if train else {})
     speed, moved = newest.get(f"{unit(newest)}_per_second"), movement([event["train_loss"] for event in train])
     shown = [("test error, last", f"{test[-1]['test_error_percent']:.2f}%" if test else "–")]
@@ -130,8 +129,8 @@ def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mappi
 
 
 def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """(heads, a row for each stage): how the network was split, what each stage holds, and how late its gradients were.
-    What is not known of any of them is left out."""
+    """Returns the heads and a row for each stage: its blocks, its memory, and how late its gradients were. Columns
+    without any known value are left out."""
     devices, empty = config["devices"], [None] * len(config["devices"])
     facts = [*(config.get("stages") or []), *({} for _ in devices)][: len(devices)]
     memory = [of.get("memory_bytes") for of in facts]
@@ -160,7 +159,7 @@ directory. --trust-code executes the copies of own .py files that it has."""
 
 @output.command
 def main(arguments: list[str]) -> int:
-    """The command. Returns its exit status."""
+    """The command. Returns its exit code."""
     if "-h" in arguments or "--help" in arguments:
         print(USAGE)
         return 0

@@ -1,7 +1,7 @@
-"""What runs have come to, read from their directories or from a table's results file; runs grouped by all but the seed.
+"""The results of runs, read from run directories or a table's results file, and grouped by all options but the seed.
 
-A run directory may be of a run that goes on or was killed. A results file (`experiments/results/*.jsonl`) has a
-finished run in each line.
+A run directory may belong to a running or a killed run. A results file (`experiments/results/*.jsonl`) has a finished
+run in each line.
 """
 
 import statistics
@@ -20,15 +20,17 @@ from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 
-# Options that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
-# and the place of a text.
+# Options that do not change what is trained: those for output, and those that may change on resuming (except the run's
+# length and the files of a text).
 FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text"}
 OTHER = {"seed", "log_every", "window", *FREE}
-FEW = 10  # logged losses: fewer say nothing about how the loss moves at the end
+SETTLED = ("split", "warmup")  # follow from method and K where nobody asks for them
+FEW = 10  # logged losses: fewer say nothing about the loss at the end
 
 
 class Point(NamedTuple):
-    """A measured value of a run. seconds: of training until then, by images/s; None where no speed was measured."""
+    """A measured value of a run. seconds: the training time until then, computed from images/s; None if no speed was
+    measured."""
 
     batches: int
     examples: float
@@ -39,13 +41,13 @@ class Point(NamedTuple):
 class Result(NamedTuple):
     """A run.
 
-    name: what it is called on the command line or in its file.
+    name: its name on the command line or in its file.
     options: all of its options.
-    finished: whether it has come to its end.
+    finished: whether it is finished.
     losses, errors: training losses, and test errors in percent.
-    final: what summary.json has: "test_error_percent", "train_loss", "seconds", "images_per_second" and so on.
-    memory_bytes: the predicted memory of each stage; [] where it is not known.
-    path: its directory; None of a line in a file.
+    final: the content of summary.json: "test_error_percent", "train_loss", "seconds", "images_per_second" and so on.
+    memory_bytes: the predicted memory of each stage; [] if it is not known.
+    path: its directory; None for a line of a file.
     """
 
     name: str
@@ -59,7 +61,7 @@ class Result(NamedTuple):
 
 
 def read(path: Path) -> list[Result]:
-    """The runs of a run directory, or of a results file. Raises BadInput where it is neither."""
+    """The runs in a run directory or a results file. Raises BadInput if the path is neither."""
     if path.is_dir():
         if not there(path / CONFIG):
             raise BadInput(f"{path} has no {CONFIG}: it is no run directory. Name run directories or *.jsonl files.")
@@ -94,9 +96,9 @@ def label(name: str, about: Mapping[str, Any], config: Mapping[str, Any]) -> str
 def result(
     name: str, options: dict[str, Any], events: Sequence[Mapping[str, Any]], final: dict[str, Any], finished: bool
 ) -> Result:
-    """A run by its options, the lines of its metrics.jsonl and its summary.json ({} of a run that has not finished)."""
+    """A run from its options, the lines of its metrics.jsonl and its summary.json ({} for an unfinished run)."""
     train, test = having(events, "train_loss"), having(events, "test_error_percent")
-    if not finished:  # what is known so far
+    if not finished:  # the newest known values
         final = {key: each[-1][key] for key, each in (("train_loss", train), ("test_error_percent", test)) if each}
     size, batch_size = options["train_size"] or 0, options["batch_size"]
     speed = f"{unit(final if finished else train[-1] if train else {})}_per_second"
@@ -122,12 +124,13 @@ def having(events: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, A
 def clock_of(
     measured: Sequence[tuple[float, float | None]], per_example: int, mean: float | None
 ) -> Callable[[float], float | None]:
-    """Seconds of training until so many examples, by the speeds of the lines; None where no speed was measured.
+    """The function from a number of examples to the seconds of training until then, computed from the speeds of the
+    lines. It returns None if no speed was measured.
 
     Arguments:
         measured: (examples until a line, images/s or tokens/s since the line before; None: programs may have compiled).
-        per_example: tokens of an example; 1 of an image.
-        mean: what stands for a missing speed; None: the median of the others.
+        per_example: tokens of an example; 1 for an image.
+        mean: the value for a missing speed; None: the median of the others.
     """
     known = [speed for _, speed in measured if speed]
     usual = mean or (statistics.median(known) if known else 0.0)
@@ -160,7 +163,7 @@ def of_file(path: Path) -> list[Result]:
 
 
 def of_line(line: Any) -> Result:
-    """The run in a line of a results file. Raises ValueError, which says what is wrong with it."""
+    """The run in a line of a results file. Raises ValueError with what is wrong."""
     line = line if isinstance(line, dict) else {}
     lists = {"training_curve": dict | None, "evaluations": list | None}
     reading.check("it", line, {"name": str, "options": dict}, "")
@@ -182,7 +185,7 @@ def of_line(line: Any) -> Result:
             reading.check("it", event, {"step": int, "epoch": float, value: float | None}, "")
             if wrong := impossible(event):
                 raise BadInput(f"{wrong}.")
-    # Of an evaluation only what a curve of test errors needs.
+    # Of an evaluation, only the values for the curve of test errors.
     errors = [{name: event[name] for name in ("step", "epoch", "test_error_percent")} for event in errors]
     final = {**line, "test_error_percent": float(line["test_error_percent"])}
     return result(line["name"], options, [*losses, *errors], final, True)
@@ -190,7 +193,7 @@ def of_line(line: Any) -> Result:
 
 class Movement(NamedTuple):
     """How a training loss moved. first: its first line. last: the mean of its last tenth, as single lines are noisy.
-    percent: of the whole fall, what the last tenth brought; None of too few lines, or where it did not fall."""
+    percent: the share of the whole fall in the last tenth; None for too few lines, or if the loss did not fall."""
 
     first: float
     last: float
@@ -198,7 +201,7 @@ class Movement(NamedTuple):
 
 
 def movement(losses: Sequence[float]) -> Movement | None:
-    """Of logged lines; None of fewer than two."""
+    """The movement of logged losses; None for fewer than two."""
     if len(losses) < 2:
         return None
     tenth = max(1, len(losses) // 10)
@@ -210,7 +213,7 @@ def movement(losses: Sequence[float]) -> Movement | None:
 class Group(NamedTuple):
     """Runs that differ in their seed only.
 
-    name: what tells it from the others. differs: {option: value} of those options that are not equal in all groups.
+    name: what distinguishes the group. differs: {option: value} of the options that are not equal in all groups.
     """
 
     name: str
@@ -219,17 +222,17 @@ class Group(NamedTuple):
 
 
 def key(run: Result) -> tuple[tuple[str, str], ...]:
-    """What two runs must have in common to be of one group. An option that an old file lacks is at its default."""
+    """The group of a run: runs with equal keys are in one group. An option that an old file lacks has its default."""
     return tuple((name, repr(value_of(run, name))) for name in FIELDS if name not in OTHER and has(run, name))
 
 
 def value_of(run: Result, name: str) -> Any:
-    """The value of an option."""
+    """The value of a run's option."""
     return run.options.get(name, FIELDS[name].default)
 
 
 def has(run: Result, name: str) -> bool:
-    """Whether an option means anything in a run: not the beta of BP, nor how one stage is split."""
+    """Whether an option applies to a run: beta and split do not for K=1."""
     if name in ("beta", "split") and value_of(run, "K") == 1:
         return False
     options = {each: value_of(run, each) for each in FIELDS}
@@ -237,9 +240,9 @@ def has(run: Result, name: str) -> bool:
 
 
 def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
-    """Runs by all options but the seed and those that decide nothing.
+    """Groups runs by all options but the seed and those in OTHER.
 
-    Returns: (the groups in the order of their first runs, the options that all have in common).
+    Returns: (the groups in the order of their first runs, the options that all runs share).
     """
     found: dict[Any, list[Result]] = {}
     for run in runs:
@@ -249,15 +252,16 @@ def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
     differs = [name for name in names if len({repr(value_of(run, name)) for run in firsts}) > 1]
     shared = [name for name in names if name not in differs and any(has(run, name) for run in firsts)]
     common = {name: value_of(firsts[0], name) for name in shared}
-    made = []
-    for same in found.values():
-        own = {name: value_of(same[0], name) for name in differs}
-        made.append(Group(called(same[0], own), own, same))
-    return made, common
+    owns = [{name: value_of(run, name) for name in differs} for run in firsts]
+    for told in ([name for name in differs if name not in SETTLED], differs):  # the shorter names where they suffice
+        titles = [called(run, {name: own[name] for name in told}) for run, own in zip(firsts, owns, strict=True)]
+        if len({*titles}) == len(titles):
+            break
+    return [*map(Group, titles, owns, found.values())], common
 
 
 def called(run: Result, differs: Mapping[str, Any]) -> str:
-    """A short name for a run's group: method, K, and what tells it from the others and is not at its default."""
+    """A short name for a run's group: method, K, and the differing options that are not at their defaults."""
     shown = [value_of(run, "method"), f"K={value_of(run, 'K')}"]
     for name, value in differs.items():
         if name not in ("method", "K") and value != FIELDS[name].default and has(run, name):

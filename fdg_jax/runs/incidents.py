@@ -1,8 +1,8 @@
-"""`incidents.jsonl`: what a run refused, and where it went back. `stalls.jsonl`: what made no progress.
+"""`incidents.jsonl`: values that were not finite, returns to a checkpoint. `stalls.jsonl`: operations without progress.
 
 Their lines stay when `metrics.jsonl` is cut back.
 
-A file is there from its first line on. What cannot be written or read is left out, since the run goes on without.
+A file is created with its first line. Failures to write or read are ignored, since the run does not need these files.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ MOST = 1000  # lines that are read
 
 
 class Incident(NamedTuple):
-    """step: the batch that had entered last. fact: a sentence."""
+    """An event in a run. step: the batch that had entered last. fact: a sentence."""
 
     step: int
     fact: str
 
 
 def append(path: Path, event: Mapping[str, Any]) -> None:
-    """Adds a line to a file of lines."""
+    """Adds an event to a JSON lines file."""
     with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
 
@@ -43,12 +43,12 @@ def read(run: Path) -> list[Incident]:
 
 
 def stalls(run: Path) -> int:
-    """How often something was reported that made no progress."""
+    """The number of reported stalls."""
     return len(lines(run / STALLS))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of lines."""
+    """The objects in a JSON lines file."""
     found = []
     with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long
         for line in islice(strict_json.lines(path), MOST):

@@ -22,7 +22,7 @@ try:
 except ImportError:  # on Windows
     fcntl = None
 
-ATTEMPTS = 100  # to make a directory that other processes keep taking away
+ATTEMPTS = 100  # at making a directory that other processes keep removing
 
 
 def holds_run(path: Path) -> bool:
@@ -30,14 +30,14 @@ def holds_run(path: Path) -> bool:
 
 
 def resumes(path: Path) -> bool:
-    """What --resume auto means for a directory: whether there is a run to go on with. Raises BadInput where there is
-    something that is neither a run nor the beginning of one."""
+    """The meaning of --resume auto for a directory: whether it holds a run to resume. Raises BadInput if it holds files
+    of a run without config.json."""
     if there(path / CONFIG):
         try:
             reading.config(path)
-        except Unreadable:  # nothing may be begun in the place of what may be there
+        except Unreadable:  # there may be a run, which a new one must not replace
             raise
-        except BadInput:  # cut off while it was made, by a power cut, say; with results, somebody damaged it
+        except BadInput:  # without results, a power cut left an incomplete file; with results, the run is damaged
             return holds_results(path)
         return True
     left = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if there(path / name)]
@@ -48,7 +48,7 @@ def resumes(path: Path) -> bool:
 
 
 def holds_results(path: Path) -> bool:
-    """Whether there is more than the beginning of a run. Raises Unreadable where that cannot be seen."""
+    """Whether a run has a summary or a checkpoint. Raises Unreadable if the folder cannot be listed."""
     try:
         names = os.listdir(path / CHECKPOINTS) if (path / CHECKPOINTS).is_dir() else []
     except OSError as error:
@@ -57,9 +57,9 @@ def holds_results(path: Path) -> bool:
 
 
 def check_place(path: Path) -> None:
-    """Raises BadInput where a path cannot be a run directory, whatever is in it."""
+    """Raises BadInput if a path cannot be a run directory, regardless of its content."""
     try:
-        str(path).encode()  # config.json has it as a text
+        str(path).encode()  # config.json stores the path as text
         if not stat.S_ISDIR(path.stat().st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a directory")
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def check_place(path: Path) -> None:
 
 
 def check_content(path: Path, resume: bool) -> None:
-    """Raises BadInput where a run is to be resumed and there is none, or one is to be begun and there is one."""
+    """Raises BadInput if there is no run to resume, or if a new run would replace one."""
     if resume and not there(path / CONFIG):
         fact = f"--resume: {path} holds no run ({CONFIG} is not there)"
         raise BadInput(f"{fact}. Leave --resume out to start one; --resume auto goes on or starts, whichever it takes.")
@@ -80,11 +80,11 @@ def check_content(path: Path, resume: bool) -> None:
 
 @contextlib.contextmanager
 def claim(path: Path, resume: bool | Literal["auto"]) -> Iterator[tuple[Path, bool]]:
-    """Makes the directory and holds it against other processes; raises BadInput where that is impossible.
+    """Makes the directory and locks it against other processes. Raises BadInput if that is impossible.
 
-    Gives (the directory, whether there is a run to go on with); --resume auto is decided once, under the lock.
+    Yields (the directory, whether it holds a run to resume). --resume auto is decided once, under the lock.
 
-    A directory made here that is still empty at the end (the data set could not be read, say) is removed again, so
+    A new directory that is still empty at the end (for example if the data set could not be read) is removed again, so
     that the corrected command can use the same name.
     """
     check_place(path)
@@ -94,13 +94,13 @@ def claim(path: Path, resume: bool | Literal["auto"]) -> Iterator[tuple[Path, bo
         if resume == "auto":
             resume = resumes(path)
         else:
-            check_content(path, resume)  # once more: another process may have been there in the meantime
+            check_content(path, resume)  # again: another process may have begun a run meanwhile
         yield path, resume
 
 
 @contextlib.contextmanager
 def claim_new(options: Config) -> Iterator[tuple[Path, bool]]:
-    """The same for runs/<time>-<method>-<model>-K<K>, with a number behind it where runs start in the same second."""
+    """As `claim`, for runs/<time>-<method>-<model>-K<K>, with a number after it if runs start in the same second."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
     path = Path("runs") / name
     check_place(path)
@@ -115,18 +115,18 @@ def claim_new(options: Config) -> Iterator[tuple[Path, bool]]:
 
 @contextlib.contextmanager
 def held(path: Path, flag: str = "--run-dir", new: bool = False) -> Iterator[None]:
-    """Makes the directory, locks it, and at the end removes again what was made and is still empty.
+    """Makes and locks the directory, and at the end removes the new folders that are still empty.
 
-    flag: what messages call it. new: it must not exist; else FileExistsError.
+    flag: the name of the directory's flag in messages. new: raise FileExistsError if the directory exists.
 
-    Raises BadInput where it cannot be written, or another process has it.
+    Raises BadInput if the directory cannot be written, or another process holds it.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with contextlib.ExitStack() as stack:
         try:
             handle = made_and_locked(path, new)
             stack.callback(os.close, handle)
-            stack.callback(remove_empty, missing)  # before the lock is given up
+            stack.callback(remove_empty, missing)  # before the lock is released
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
@@ -148,8 +148,8 @@ def remove_empty(folders: Sequence[Path]) -> None:
 def made_and_locked(path: Path, new: bool) -> int:
     """Makes the directory and locks it. Returns its handle: closing it, or the end of the process, unlocks it.
 
-    Nothing is locked on systems without fcntl and on file systems without locks. Raises OSError, and BadInput where
-    another process holds the lock.
+    There is no lock on systems without fcntl and on file systems without locks. Raises OSError, and BadInput if another
+    process holds the lock.
     """
     for _ in range(ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):  # another process has just removed its empty folders

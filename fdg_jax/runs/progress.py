@@ -1,5 +1,4 @@
-"""What a person sees while a run goes on: a bar in a terminal, plain lines where the output is a file or a
-pipe."""
+"""The display of a run's progress: a bar in a terminal, plain lines in a file or a pipe."""
 
 import sys
 import time
@@ -10,12 +9,12 @@ PLAIN_SECONDS = 10.0  # between two plain lines
 
 
 class Progress:
-    """show() after every dispatch, say() for lines that stay. Use as a context."""
+    """Call show() after every dispatch, and say() for lines that stay. Use as a context."""
 
     def __init__(self, steps: int, done: int, epochs: int, unit: str = "images"):
         self.steps, self.epochs, self.unit = steps, epochs, unit
         self.error, self.said, self.bar = "", 0.0, None
-        self.first, self.start = done, None  # the first batch that did not compile, and when it was
+        self.first, self.start = done, None  # the first batch that did not compile, and its time
 
     def __enter__(self) -> "Progress":
         if sys.stdout.isatty():
@@ -28,8 +27,8 @@ class Progress:
             self.bar.stop()
 
     def show(self, step: int, epoch: int, loss: float | None, speed: float | None, compiling: bool) -> None:
-        """step: batches entered. epoch: counted from 1. speed: in `unit` a second. compiling: whether the dispatch may
-        have compiled."""
+        """Shows the progress. step: batches entered. epoch: counted from 1. speed: in `unit` per second. compiling:
+        whether the dispatch may have compiled."""
         seconds = self.seconds_left(step, compiling)
         left = f"{clock(seconds)} left" if seconds is not None else ""
         rate = per_second(speed, self.unit) if speed else ""
@@ -52,8 +51,8 @@ class Progress:
             print(line, file=output.loud() if line.startswith("WARNING: ") else None, flush=True)
 
     def seconds_left(self, step: int, compiling: bool) -> float | None:
-        """From batch `step` to the end, by the wall clock since the first dispatch that did not compile; None where
-        nothing is known yet."""
+        """Seconds from batch `step` to the end, estimated from the wall clock since the first dispatch that did not
+        compile; None while unknown."""
         now = time.monotonic()
         if self.start is None:
             if not compiling:
@@ -63,7 +62,7 @@ class Progress:
 
 
 def rich_bar(steps: int, done: int):
-    """(bar, its task) of `steps` batches, of which some are done."""
+    """Returns a bar of `steps` batches, of which `done` are done, and the bar's task."""
     from rich import progress
 
     columns = ["{task.fields[epoch]}", progress.BarColumn(bar_width=24), progress.TaskProgressColumn()]
@@ -74,7 +73,7 @@ def rich_bar(steps: int, done: int):
 
 
 def per_second(speed: float | None, unit: str = "images") -> str:
-    """1,234 images/s, or a dash where nothing could be measured."""
+    """1,234 images/s, or a dash if nothing could be measured."""
     return f"{'-' if speed is None else f'{speed:,.0f}'} {unit}/s"
 
 

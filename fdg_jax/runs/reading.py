@@ -1,7 +1,7 @@
 """Reads and checks what an earlier session wrote, so that a damaged file gives one clear message.
 
-Files of a run are edited by hand, cut off by full disks and come from other versions. Values that this module has
-checked can be used without checking them again.
+Files of a run may be edited by hand, cut off by a full disk, or from another version. Callers can use the values
+without further checks.
 """
 
 import os
@@ -38,20 +38,20 @@ SUMMARY_MAY_HAVE = {
     "updates": list,
     "stage_parameters": list,
 }
-# Of the lists: what each holds.
+# The types of the elements of lists.
 ELEMENTS = {
     "devices": str, "resumed": dict, "stages": dict, "staleness": int, "updates": int, "stage_parameters": int,
     "evaluations": dict, "epoch": float, "train_loss": float | None,  # of a curve
 }  # fmt: skip
-# Of each of the stages, where it is known.
+# Entries of each stage, where they are known.
 OF_STAGE = {"first_block": int | None, "last_block": int | None, "share_percent": float | None, "share_of": str | None,
             "parameters": int | None, "memory_bytes": dict | None}  # fmt: skip
 MOST_DEVICES = 4096
 
 
 def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
-    """config.json with all options, each of its type, and what CONFIG_NEEDS names. absent: options that may be missing,
-    and what they then count as. Raises BadInput."""
+    """config.json with all options, each of its type, and the entries of CONFIG_NEEDS. absent: name -> value of options
+    that may be missing. Raises BadInput."""
     path, way_out, stored = run / CONFIG, "Start a new run in another --run-dir.", read_json(run / CONFIG)
     found = {**defaults_of_others(stored), **absent, **stored}
     kinds = {name: field.kind for name, field in FIELDS.items() if name != "resume"}
@@ -80,7 +80,7 @@ def with_code(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({}))
 
 
 def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
-    """Raises BadInput where the options in a file are of their types, but no run can have them."""
+    """Raises BadInput if options in a file have the right type but an impossible value."""
     try:
         checks.check(Config(**{name: config[name] for name in FIELDS if name in config}), frozenset())
     except BadInput as error:
@@ -88,14 +88,14 @@ def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    """summary.json with what SUMMARY_NEEDS names. Raises BadInput."""
+    """summary.json with the entries of SUMMARY_NEEDS. Raises BadInput."""
     found = read_json(run / SUMMARY)
     check_summary(run / SUMMARY, found, "Delete it and resume the run, which writes it again.")
     return found
 
 
 def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> None:
-    """Refuses the numbers of a finished run where one is absent, of another type, or cannot be."""
+    """Raises BadInput if a number of a finished run is absent, of another type, or impossible."""
     there = {name: kind for name, kind in SUMMARY_MAY_HAVE.items() if name in found}
     check(path, found, SUMMARY_NEEDS | there, way_out)
     if wrong := impossible(found):
@@ -103,8 +103,8 @@ def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> N
 
 
 def events(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl by their steps, each with its epoch, a learning rate beside a training loss, and a
-    test loss beside a test error. Of very many, some stand for their neighbours (fdg_jax.runs.thinning). Raises
+    """The lines of metrics.jsonl in the order of their steps. Each has its epoch, a learning rate with a training loss,
+    and a test loss with a test error. If there are very many, neighbours are merged (fdg_jax.runs.thinning). Raises
     BadInput."""
     path, found = run / METRICS, {name: Thinned(name) for name in ("train_loss", "test_error_percent", "step")}
     for event in metrics(path):
@@ -118,7 +118,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 def refuse_less(steps: int, done: int) -> None:
-    """Raises BadInput where a run is to end before the batch that it stands at."""
+    """Raises BadInput if a run is to end before its current batch."""
     if done > steps:
         raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
 
@@ -129,7 +129,7 @@ MISSING = object()
 def check(
     path: Path | str, found: Mapping[str, Any], needed: Mapping[str, Any], way_out: str, absent: Any = MISSING
 ) -> None:
-    """Refuses a file in which a value is absent or of another type. absent: what an absent one counts as."""
+    """Raises BadInput if a value in a file is absent or of another type. absent: the value of absent entries."""
     for name, kind in needed.items():
         value = found.get(name, absent)
         if value is MISSING:
@@ -144,13 +144,14 @@ def check(
 
 
 def shown(value: Any) -> str:
-    """A value in an error: at most its beginning."""
+    """A value for an error message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
-    """(options of the run in `path` under those that may change, its config). Refuses contradictions."""
+    """Returns the stored options of the run in `path` with the given ones that may change, and its config.json. Raises
+    BadInput for given options that contradict the stored ones."""
     stored = with_code(path)
     values, before = {}, stored["asked"]
     for name, field in FIELDS.items():
@@ -169,7 +170,7 @@ def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple
 
 
 def finished_steps(path: Path, options: Config) -> int | None:
-    """The batches of a run that has nothing left to do; None if it has."""
+    """The number of batches of a finished run; None if the run is not finished."""
     if not os.path.lexists(path / SUMMARY):
         return None
     steps = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end

@@ -1,9 +1,9 @@
 """The files of a run directory: its options, what happened step by step, and the results.
 
 `config.json` and `summary.json` appear completely or not at all. `metrics.jsonl` is passed to the system line by line,
-so that a killed process loses none. It is flushed to the disk before a checkpoint that counts its lines gets its name.
-Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an uninterrupted
-one.
+so that a killed process loses no line. It is flushed to the disk before a checkpoint with its number of lines gets its
+name. Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an
+uninterrupted one.
 """
 
 import json
@@ -29,13 +29,13 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file completely or not at all. Once it is there, it survives a power cut."""
+    """Writes a JSON file completely or not at all. A written file survives a power cut."""
     text = json.dumps({key: finite(value) for key, value in content.items()}, indent=2, allow_nan=False)
     durable.write(path, f"{text}\n".encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises BadInput if there is anything else; it does not check the values."""
+    """The object in a JSON file. Raises BadInput if the file holds anything else; the values are not checked."""
     try:
         content = strict_json.read(path)
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def there(path: Path) -> bool:
-    """Whether something is at a path. Raises Unreadable where that cannot be seen, as in another user's folder."""
+    """Whether a path exists. Raises Unreadable if that cannot be seen, as in another user's folder."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -61,7 +61,7 @@ def there(path: Path) -> bool:
 
 
 def not_written(path: Path, error: OSError) -> str:
-    """The message where the disk is full or a run directory is gone. Raises any other error."""
+    """The message if the disk is full or the run directory is gone. Raises any other error."""
     if not path.is_dir():
         fact = f"error: the run directory {path} is gone"
         return f"{fact}. It was deleted or renamed while the run went on."
@@ -72,7 +72,7 @@ def not_written(path: Path, error: OSError) -> str:
 
 
 def unit(of: Mapping[str, Any]) -> str:
-    """What the speed in summary.json, or in a line of metrics.jsonl, is counted in: "images" or "tokens"."""
+    """The unit of speed in summary.json, or in a line of metrics.jsonl: "images" or "tokens"."""
     return "tokens" if "tokens_per_second" in of else "images"
 
 
@@ -94,10 +94,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Reads the events of a `metrics.jsonl`, one after the other.
 
-    It ignores an incomplete last line, which a process was writing when it died.
+    Ignores an incomplete last line, which a process was writing when it died.
 
     Raises:
-        BadInput: another line is no event, or has a value that no event has.
+        BadInput: another line is no event, or has an impossible value.
     """
     if not os.path.lexists(path):
         return
@@ -114,15 +114,14 @@ def metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def newest_points(run: Path) -> dict[str, int]:
-    """The newest batch of which a run's curves have a point, of the curves "train" and "test"; {} if its metrics.jsonl
-    cannot be read."""
+    """The batch of the newest point in a run's curves, for "train" and "test"; {} if metrics.jsonl cannot be read."""
     try:
         return {"train" if "train_loss" in event else "test": event["step"] for event in metrics(run / METRICS)}
     except BadInput:
         return {}
 
 
-# The smallest and largest possible value of each entry beside 0. Losses and learning rates are float32.
+# The smallest and largest possible value of each entry; 0 is always possible. Losses and learning rates are float32.
 EVENT_RANGES = {
     "step": (0, 10**12),
     "epoch": (0.0, 1e12),
@@ -139,7 +138,7 @@ MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second", "tokens_per_secon
 
 
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The event in a line: the entries that this version knows. Raises BadInput if there is none, or an impossible
+    """The event in a line, with the entries that this version knows. Raises BadInput for no event or an impossible
     value, so that readers need not check."""
     way_out = "Start a new run in another --run-dir."
     try:
@@ -154,7 +153,7 @@ def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def impossible(event: Mapping[str, Any]) -> str:
-    """Says which entry of an event, or of a summary, has a value that it cannot have; "" where all can be."""
+    """Names an entry of an event, or of a summary, with an impossible value; "" if all are possible."""
     for name, value in event.items():
         if name not in RANGES or (value is None and name in MAY_BE_NULL):
             continue
@@ -169,9 +168,9 @@ def config(used: Config, asked: Config, devices: list[str], note: str) -> dict[s
     """The content of config.json.
 
     Arguments:
-        used: the options, with defaults settled.
+        used: the options with all defaults filled in.
         asked: the options before that.
-        devices: of the stages k = 1..K.
+        devices: the devices of the stages k = 1..K.
         note: what the user must know about the data.
     """
 
@@ -192,7 +191,8 @@ def config(used: Config, asked: Config, devices: list[str], note: str) -> dict[s
 
 
 def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[str, Any]:
-    """The config of a run that is resumed after `batch`: options that may change are new, and the session is added."""
+    """The config of a run that is resumed after `batch`, with the new values of options that may change and the new
+    session."""
     free = {name: now[name] for name, field in FIELDS.items() if field.free and name != "resume"}
     names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
     session = {"batch": batch, **{name: now[name] for name in (*names, "matmul_precision", "jax_settings")}}
@@ -200,7 +200,7 @@ def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[s
 
 
 def version(library: str) -> str | None:
-    """The version of a library; None if it is not installed. That of this package is the same where it is edited."""
+    """The version of a library; None if it is not installed."""
     try:  # this package imports this room
         return sys.modules["fdg_jax"].__version__ if library == "fdg_jax" else metadata.version(library)
     except metadata.PackageNotFoundError:
@@ -212,7 +212,7 @@ def git_commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    no_code = [":(exclude)*.md", ":(exclude)*/results/*"]  # measuring writes its tables there
+    no_code = [":(exclude)*.md", ":(exclude)*/results/*"]  # measurements write their tables there
     asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", ".", *no_code])
     try:
         commit, changes = (

@@ -1,31 +1,31 @@
-"""Lines of metrics.jsonl in bounded memory. Of very many, neighbours become one line: in a curve nobody sees that."""
+"""Lines of metrics.jsonl in bounded memory. If there are very many, neighbours are merged; a curve looks the same."""
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Event = dict[str, Any]
-MOST = 8192  # lines that are kept, about
+MOST = 8192  # lines that are kept, approximately
 MEANS = ("train_loss", "test_loss", "test_error_percent", "test_bits_per_byte")
 SPEEDS = ("images_per_second", "tokens_per_second")
-RANGE = "range of "  # and a name: of a line that stands for several. No line of a file has such an entry.
+RANGE = "range of "  # with a name: an entry of merged lines only; no line of a file has it
 
 
 class Thinned:
-    """Lines that have a value of one name. The first, the newest and the lowest of them stay as they were written.
+    """Lines that have a value of one name. The first, the newest and the lowest line are never merged.
 
-    name: what the lines have, such as "train_loss".
+    name: the name of the value, such as "train_loss".
     """
 
     def __init__(self, name: str):
-        self.name, self.size = name, 1  # lines that one stands for
+        self.name, self.size = name, 1  # how many lines are merged into one
         self.first: Event | None = None
         self.lowest: Event | None = None
         self.between: list[Event] = []
-        self.newest: list[Event] = []  # fewer lines than `size`, and the newest
+        self.newest: list[Event] = []  # at most `size` lines, and the newest one
 
     def add(self, event: Event) -> None:
-        """Takes the next line."""
+        """Adds the next line."""
         if self.lowest is None or event[self.name] < self.lowest[self.name]:
             self.lowest = event
         if self.first is None:
@@ -41,7 +41,7 @@ class Thinned:
 
     @property
     def lines(self) -> list[Event]:
-        """The lines so far, in their order; all of them where they are fewer than MOST."""
+        """The lines so far, in their order; all of them if they are fewer than MOST."""
         first = [] if self.first is None else [self.first]
         rest = [merged(each, self.name) for each in (self.newest[:-1], self.newest[-1:]) if each]
         found = [*first, *self.between, *rest]
@@ -53,7 +53,7 @@ class Thinned:
 def merged(events: Sequence[Event], name: str) -> Event:
     """One line for neighbours: the last of them, with the means and the range of their values.
 
-    A mean of speeds is that of the time that a batch took.
+    The mean of speeds is harmonic: it averages the times that batches took.
     """
     if len(events) == 1:
         return events[0]
@@ -69,5 +69,5 @@ def merged(events: Sequence[Event], name: str) -> Event:
 
 
 def span(event: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """The lowest and highest value of those lines that a line stands for."""
+    """The lowest and highest value of the lines that were merged into this one."""
     return event.get(RANGE + name, (event[name], event[name]))

@@ -1,10 +1,10 @@
 """The curves of a run in TensorBoard, and with `--track wandb,mlflow,trackio` in experiment trackers, through their own
 clients.
 
-Where the numbers go (a server, a folder, offline) is configured in the clients' own way: `WANDB_MODE=offline`,
-`MLFLOW_TRACKING_URI`, ... A client that fails loses its curves with a warning and never ends a run. `tracking.json` in
-the run directory keeps the runs' names there, so that a resumed run goes on in them. A tracker cannot take points back:
-what a run repeats after it went back to a checkpoint is not sent again.
+The clients' own settings decide where the numbers go (a server, a folder, offline): `WANDB_MODE=offline`,
+`MLFLOW_TRACKING_URI`, ... A client that fails ends its curves with a warning and never ends a run. `tracking.json` in
+the run directory keeps the run's name in each tracker, so that a resumed run goes on there. A tracker cannot take
+points back, so batches repeated after a return to a checkpoint are not sent again.
 """
 
 import importlib
@@ -33,7 +33,7 @@ RESULTS = (
 
 
 class Client(Protocol):
-    """One run in a tracker. `id`: by which it can be gone on with."""
+    """One run in a tracker. `id`: identifies the run, to resume it."""
 
     id: str
 
@@ -41,21 +41,22 @@ class Client(Protocol):
         """A point of each curve at a batch."""
 
     def finish(self, results: Mapping[str, float], code: int) -> None:
-        """Ends the session. results: of the run, {} if it has not finished. code: the exit code of the command."""
+        """Ends the session. results: the run's results; {} if it has not finished. code: the exit code of the
+        command."""
 
 
-# The clients are optional extras, so they are imported where they are wanted, and by name.
+# The clients are optional extras, so each is imported by name when it is used.
 
 
 class Wandb:
     def __init__(self, path: Path, config: Mapping[str, Any], id: str | None):
         wandb = importlib.import_module("wandb")
-        # Our streams survive a closed pipe; wandb's copies of them, its "console", would not.
+        # This package's streams survive a closed pipe; wandb's wrappers of them (its "console") would not.
         settings = wandb.Settings(console="off", silent=isinstance(sys.stdout, output.Quiet))
         where = {"project": PROJECT, "name": path.name, "dir": str(path)}
         self.run = wandb.init(**where, config=dict(config), id=id, resume="allow", settings=settings)
         self.id = self.run.id
-        # Not wandb's own step, which drops what is of an earlier batch: a loss may come after a later batch's test.
+        # wandb's own step would drop points of earlier batches: a loss may come after the test of a later batch.
         self.run.define_metric("*", step_metric="batch")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -75,7 +76,7 @@ class Mlflow:
             self.mlflow.log_params(dict(config))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.mlflow.log_metrics(dict(values), step=step, synchronous=False)  # a server may take its time
+        self.mlflow.log_metrics(dict(values), step=step, synchronous=False)  # a server may be slow
 
     def finish(self, results: Mapping[str, float], code: int) -> None:
         self.mlflow.log_metrics({f"result/{name}": value for name, value in results.items()})
@@ -84,7 +85,7 @@ class Mlflow:
 
 class Trackio:
     def __init__(self, path: Path, config: Mapping[str, Any], id: str | None):
-        self.id = id or f"{path.name}-{uuid.uuid4().hex[:6]}"  # trackio knows runs by their names
+        self.id = id or f"{path.name}-{uuid.uuid4().hex[:6]}"  # trackio identifies runs by name
         trackio = importlib.import_module("trackio")
         self.run = trackio.init(project=PROJECT, name=self.id, config=dict(config), resume="allow", embed=False)
 
@@ -101,13 +102,13 @@ CLIENTS = {"wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio}
 
 
 class TensorBoard:
-    """Curves in files below `folder`, from after batch `step` on. Raises OSError where they cannot be written.
+    """Curves in files below `folder`, for batches after `step`. Raises OSError if the files cannot be written.
 
     Points are written directly, without tensorboardX's SummaryWriter: its thread dies when the disk is full, and then
     every call that adds a number waits for ever.
     """
 
-    id = ""  # it is known by its folder
+    id = ""  # the folder identifies the run
 
     def __init__(self, folder: Path, step: int):
         from tensorboardX.event_file_writer import EventsWriter
@@ -115,8 +116,8 @@ class TensorBoard:
 
         durable.make_folder(folder)
         self.folder, self.writer = folder, EventsWriter(str(folder / "events"), f".{os.getpid()}")
-        self.lost: OSError | None = None  # what another thread met while it flushed
-        if step:  # TensorBoard then forgets what another session wrote of later steps
+        self.lost: OSError | None = None  # an error of another thread's flush
+        if step:  # makes TensorBoard drop another session's points of later steps
             self.write(step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -137,7 +138,7 @@ class TensorBoard:
     def flush(self) -> None:
         """Brings the points so far to the disk. Errors are reported at the next point."""
         try:
-            for file in self.folder.glob(f"*.{os.getpid()}"):  # of this process; one, unless the run went back
+            for file in self.folder.glob(f"*.{os.getpid()}"):  # this process's; one per return to a checkpoint
                 durable.flush_file(file)
             durable.flush_folder(self.folder)
         except OSError as error:
@@ -151,14 +152,15 @@ class TensorBoard:
 class Trackers:
     """The trackers of a session: those whose clients work.
 
-    newest: the batch of the newest point that a tracker has, by the tracker and the kind of curves: {"wandb/train": 9}.
+    newest: the batch of a tracker's newest point, by tracker and kind of curves: {"wandb/train": 9}.
     """
 
     def __init__(self, clients: Mapping[str, Client], newest: Mapping[str, int] = MappingProxyType({})):
         self.clients, self.newest = dict(clients), dict(newest)
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
-        """A point of each curve, all of one kind, such as "train" of train/learning_rate; None: no point."""
+        """Adds a point to each curve. All curves are of one kind, such as "train" in train/learning_rate. None: no
+        point."""
         known = {name: value for name, value in values.items() if value is not None}
         kind = next(iter(values), "").split("/")[0]
         for name, client in list(self.clients.items()):
@@ -177,11 +179,11 @@ class Trackers:
                 client.flush()
 
     def write(self, run: Path) -> None:
-        """Keeps in the run directory what a resumed session has to know."""
+        """Writes tracking.json, which a resumed session reads."""
         write_json(run / TRACKING, {name: client.id for name, client in self.clients.items()} | self.newest)
 
     def finish(self, run: Path, code: int) -> None:
-        """Ends the session, with the results in summary.json if the run has finished. code: of the command."""
+        """Ends the session, with the results in summary.json if the run has finished. code: the command's exit code."""
         if not self.clients:
             return
         try:
@@ -196,13 +198,13 @@ class Trackers:
                 self.lose(name, error)
 
     def lose(self, name: str, error: Exception) -> None:
-        """Goes on without a tracker, and says so."""
+        """Removes a tracker that fails, with a warning."""
         del self.clients[name]
         say_lost(name, error)
 
 
 def say_lost(name: str, error: Exception) -> None:
-    """Says that a tracker gets no more points."""
+    """Warns that a tracker gets no more points."""
     fact = f"the curves in {name} end here: {reason(error)}"
     print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
 
@@ -211,10 +213,10 @@ NO_TRACKERS = Trackers({})
 
 
 def tensorboard(run: Path, step: int, newest: Mapping[str, int]) -> Trackers:
-    """TensorBoard's curves of a run, from after batch `step` on.
+    """TensorBoard's curves of a run, for batches after `step`.
 
-    newest: of each kind of curves, the batch of the newest point that is there already. A loss is read late, so after a
-        resume it may come once more for a batch up to `step`.
+    newest: for each kind of curves, the batch of the newest point written by earlier sessions. Losses are read late, so
+        after a resume the loss of a batch up to `step` may be read again.
     """
     try:
         board = TensorBoard(run / "tensorboard", step)
@@ -225,19 +227,20 @@ def tensorboard(run: Path, step: int, newest: Mapping[str, int]) -> Trackers:
 
 
 def asked(track: str | None) -> list[str]:
-    """The trackers of a --track."""
+    """The names in the value of --track."""
     words = [word.strip() for word in (track or OFF).split(",")]
     return [] if words == [OFF] else list(dict.fromkeys(words))
 
 
 def installed(name: str) -> bool:
-    """Whether a client can be imported. A folder of its name in this directory, which wandb makes, is none."""
+    """Whether a client can be imported. A folder named like it in the current directory, as wandb makes one, does not
+    count."""
     found = importlib.util.find_spec(name)
     return found is not None and found.origin is not None
 
 
 def check(track: str | None) -> None:
-    """Raises BadInput for a tracker that there is not, or whose client is not installed."""
+    """Raises BadInput for an unknown tracker, or one whose client is not installed."""
     for name in asked(track):
         if name not in CLIENTS:
             hint = did_you_mean(name, CLIENTS) or f" There are {', '.join(CLIENTS)}, and {OFF}."
@@ -248,10 +251,10 @@ def check(track: str | None) -> None:
 
 
 def opened(track: str | None, run: Path, config: Mapping[str, Any], resumed: bool) -> Trackers:
-    """The trackers that are asked for, or else those that the run had. Raises BadInput if one cannot be reached.
+    """The trackers in `track`, or by default those that the run had. Raises BadInput if one cannot be opened.
 
     Arguments:
-        run: the run directory, which is there. config: the content of its config.json.
+        run: the run directory, which exists. config: the content of its config.json.
     """
     ids, newest = before(run) if resumed else ({}, {})
     names = list(ids) if track is None else asked(track)
@@ -271,8 +274,8 @@ def opened(track: str | None, run: Path, config: Mapping[str, Any], resumed: boo
 
 
 def before(run: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """(the names that a run has in its trackers, `newest` of `Trackers`); trackers that cannot be read or used any more
-    are left out."""
+    """Returns the run's names in its trackers, and `Trackers.newest`. Leaves out trackers that cannot be used any
+    more."""
     try:
         found = read_json(run / TRACKING) if (run / TRACKING).exists() else {}
     except BadInput as error:
@@ -282,7 +285,7 @@ def before(run: Path) -> tuple[dict[str, str], dict[str, int]]:
     for name in [name for name in ids if not installed(name)]:
         print(f"warning: {name} is not installed here any more, so its curves end.", file=sys.stderr, flush=True)
         del ids[name]
-    # metrics.jsonl has what the last session sent, tracking.json what sessions before it sent.
+    # metrics.jsonl has the points of the last session, tracking.json those of earlier sessions.
     points = {f"{name}/{kind}": step for name in ids for kind, step in newest_points(run).items()}
     kept = {name: step for name, step in found.items() if name.split("/")[0] in ids and isinstance(step, int)}
     return ids, {name: max(points.get(name, 0), kept.get(name, 0)) for name in points.keys() | kept.keys()}

@@ -42,12 +42,17 @@ class LineOptions(NamedTuple):
     rules: for each stage, how a gradient becomes new weights.
     accumulate: gradients per update (ADL's M).
     mean: whether these are averaged instead of summed.
+    dtype: of waiting gradients; None: the gradients' own.
+    keep_weights: whether the weights of the forward pass wait beside every gradient, not only where a correction needs
+        them.
     """
 
     delays: Sequence[int]
     rules: Sequence[UpdateRule]
     accumulate: int = 1
     mean: bool = False
+    dtype: Any = None
+    keep_weights: bool = False
 
 
 class Sum(NamedTuple):
@@ -113,16 +118,24 @@ def start(stages: Sequence[StageState], lines: LineOptions) -> DelayState:
         stages: the initial states of the stages.
         lines: what does not change.
     """
-    zero, first, rings, sums = jnp.zeros((), jnp.int32), [], [], []
-    for state, rule, D in zip(stages, lines.rules, lines.delays, strict=True):
-        opt_state, correction = rule.start(state.params)
-        slots = jax.tree.map(lambda p, D=D: jnp.zeros((D, *p.shape), p.dtype), state.params)
-        first.append(state._replace(opt_state=opt_state, correction=correction))
-        rings.append(Gradient(slots, jnp.zeros((D,), jnp.int32), slots if rule.correction.gradient else ()))
-        accumulates = lines.accumulate > 1
-        sums.append(Sum(jax.tree.map(jnp.zeros_like, state.params), zero, zero) if accumulates else None)
+    zero = jnp.zeros((), jnp.int32)
+    first, rings, sums = zip(*[start_stage(state, lines, i) for i, state in enumerate(stages)], strict=True)
     counters = (zero,) * len(stages)
-    return DelayState(zero, zero, tuple(first), tuple(rings), tuple(sums), counters, counters)
+    return DelayState(zero, zero, first, rings, sums, counters, counters)
+
+
+def start_stage(state: StageState, lines: LineOptions, i: int) -> tuple[StageState, Gradient, Sum | None]:
+    """The state, the delay line and the gradient sum of stage k = i + 1 before the first batch."""
+    rule, D, zero = lines.rules[i], lines.delays[i], jnp.zeros((), jnp.int32)
+    opt_state, correction = rule.start(state.params)
+    kept = rule.correction.gradient or lines.keep_weights
+    ring = Gradient(
+        jax.tree.map(lambda p: jnp.zeros((D, *p.shape), lines.dtype or p.dtype), state.params),
+        jnp.zeros((D,), jnp.int32),
+        jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), state.params) if kept else (),
+    )
+    total = Sum(jax.tree.map(jnp.zeros_like, state.params), zero, zero) if lines.accumulate > 1 else None
+    return state._replace(opt_state=opt_state, correction=correction), ring, total
 
 
 def read_slot(line: Gradient, slot: jax.Array) -> Gradient:
@@ -133,7 +146,7 @@ def read_slot(line: Gradient, slot: jax.Array) -> Gradient:
 def write_slot(line: Gradient, slot: jax.Array, gradient: Gradient) -> Gradient:
     """The ring with another gradient in a slot."""
     put = jax.lax.dynamic_update_index_in_dim
-    return jax.tree.map(lambda ring, new: put(ring, new, slot, 0), line, gradient)
+    return jax.tree.map(lambda ring, new: put(ring, new.astype(ring.dtype), slot, 0), line, gradient)
 
 
 def forward(
@@ -158,9 +171,52 @@ def forward(
     return messages["loss"], passed
 
 
-def use_late(rule: UpdateRule, lines: LineOptions, at: Progress, late: Gradient, due: jax.Array) -> Progress:
-    """If `due`, corrects a gradient, adds it to the stage's sum, and updates the stage once the sum is complete."""
-    whole, grads, version, state = due, late.grads, late.version, at.state
+class Used(NamedTuple):
+    """What the gradient that came out of a delay line has made.
+
+    at: of the stage.
+    line: the delay line afterwards.
+    late: that gradient. due: whether it was used; while the line fills it is none.
+    changes: what was added to the weights; zeros if nothing was.
+    """
+
+    at: Progress
+    line: Gradient
+    late: Gradient
+    due: jax.Array
+    changes: Tree
+
+
+def use(
+    lines: LineOptions, i: int, at: Progress, line: Gradient, new: Gradient, batch: jax.Array, **extra: Any
+) -> Used:
+    """Puts a gradient into the delay line of stage k = i + 1, and uses the one that comes out.
+
+    Arguments:
+        lines: what does not change.
+        at: of the stage.
+        line: its delay line.
+        new: the gradient.
+        batch: the number of its batch since the lines were empty, from 1.
+        extra: further arguments of the optimizer.
+    """
+    rule, D, late, due = lines.rules[i], lines.delays[i], new, jnp.asarray(True)
+    if D:
+        slot, due = (batch - 1) % D, batch > D
+        late, line = read_slot(line, slot), write_slot(line, slot, new)
+    at, changes = use_late(rule, lines, at, late, due, **extra)
+    return Used(at, line, late, due, changes)
+
+
+def use_late(
+    rule: UpdateRule, lines: LineOptions, at: Progress, late: Gradient, due: jax.Array, **extra: Any
+) -> tuple[Progress, Tree]:
+    """If `due`, corrects a gradient, adds it to the stage's sum, and updates the stage once the sum is complete.
+
+    Returns: (of the stage, what was added to its weights).
+    """
+    whole, version, state = due, late.version, at.state
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), late.grads, state.params) if lines.dtype else late.grads
     if rule.correction.gradient:
         grads, corrected = rule.correct(grads, late.then, state.params, state.correction)
         at = at._replace(state=state._replace(correction=select(due, corrected, state.correction)))
@@ -173,27 +229,31 @@ def use_late(rule: UpdateRule, lines: LineOptions, at: Progress, late: Gradient,
         )
         at = at._replace(sum=select(due, summed, at.sum))
         whole = due & (summed.summed == lines.accumulate)
-    return update_where(whole, rule, lines, at, grads, version)
+    return update_where(whole, rule, lines, at, grads, version, **extra)
 
 
 def update_where(
-    whole: jax.Array, rule: UpdateRule, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array
-) -> Progress:
-    """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one."""
+    whole: jax.Array, rule: UpdateRule, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, **extra: Any
+) -> tuple[Progress, Tree]:
+    """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one.
+
+    Returns: (of the stage, what was added to its weights).
+    """
     state, total = at.state, at.sum
     if total is not None:
         n = jnp.maximum(total.summed, 1)
         grads = jax.tree.map(lambda s: s / n.astype(s.dtype), total.grads) if lines.mean else total.grads
         version, total = total.since, total._replace(summed=jnp.where(whole, 0, total.summed))
-    params, opt_state = rule.new_weights(state.params, state.opt_state, grads)
+    params, opt_state, changes = rule.new_weights(state.params, state.opt_state, grads, **extra)
     correction = state.correction
     if rule.correction.updated:
         correction = rule.remember(state.params, params, correction, was_made(state.opt_state, opt_state))
     new, old = (params, opt_state, correction), (state.params, state.opt_state, state.correction)
     params, opt_state, correction = select(whole, new, old)
+    changes = select(whole, changes, jax.tree.map(jnp.zeros_like, changes))
     staleness = jnp.where(whole, jnp.maximum(at.staleness, at.updates - version), at.staleness)
     state = state._replace(params=params, opt_state=opt_state, correction=correction)
-    return Progress(state, total, at.updates + whole.astype(jnp.int32), staleness)
+    return Progress(state, total, at.updates + whole.astype(jnp.int32), staleness), changes
 
 
 def backward(
@@ -215,17 +275,14 @@ def backward(
     for f, (closure, x, _, params) in reversed(list(zip(functions, passed, strict=True))):
         g, dy = f.backward(closure, params, x, dy)
         grads.append(g)
-    moved, rings = [], []
-    for i, (rule, D, g) in enumerate(zip(lines.rules, lines.delays, reversed(grads), strict=True)):
-        line, late = run.lines[i], Gradient(g, run.updates[i], passed[i].params if rule.correction.gradient else ())
-        if D:
-            slot = (batch - 1) % D
-            late, line = read_slot(line, slot), write_slot(line, slot, late)
+    used = []
+    for i, (rule, g) in enumerate(zip(lines.rules, reversed(grads), strict=True)):
         at = progress_of(run, i)
         at = at._replace(state=at.state._replace(extra=passed[i].extra))
-        moved.append(use_late(rule, lines, at, late, batch > D if D else jnp.asarray(True)))
-        rings.append(line)
-    return with_progress(run._replace(entered=run.entered + 1, batch=batch, lines=tuple(rings)), moved)
+        new = Gradient(g, run.updates[i], passed[i].params if rule.correction.gradient else ())
+        used.append(use(lines, i, at, run.lines[i], new, batch))
+    rings = tuple(each.line for each in used)
+    return with_progress(run._replace(entered=run.entered + 1, batch=batch, lines=rings), [each.at for each in used])
 
 
 def drain(lines: LineOptions, run: DelayState) -> DelayState:
@@ -238,17 +295,20 @@ def drain(lines: LineOptions, run: DelayState) -> DelayState:
 
     Returns: the state, with empty delay lines and sums.
     """
-    moved = []
-    for i, (rule, D) in enumerate(zip(lines.rules, lines.delays, strict=True)):
-        at, anew = progress_of(run, i), rule.correction.drained
-        for late in range(1, D + 1):
-            of = run.batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
-            at = use_late(rule, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
-        if at.sum is not None:
-            at = update_where(at.sum.summed > 0, rule, lines, at, at.sum.grads, at.sum.since)
-        state = at.state
-        moved.append(at._replace(state=state._replace(correction=anew(state.correction)) if anew else state))
+    moved = [drain_stage(lines, i, progress_of(run, i), line, run.batch) for i, line in enumerate(run.lines)]
     return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved)
+
+
+def drain_stage(lines: LineOptions, i: int, at: Progress, line: Gradient, batch: jax.Array) -> Progress:
+    """The same of stage k = i + 1 alone. batch: the number of the newest one since the lines were empty."""
+    rule, D = lines.rules[i], lines.delays[i]
+    for late in range(1, D + 1):
+        of = batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
+        at, _ = use_late(rule, lines, at, read_slot(line, (of - 1) % D), of >= 1)
+    if at.sum is not None:
+        at, _ = update_where(at.sum.summed > 0, rule, lines, at, at.sum.grads, at.sum.since)
+    anew, state = rule.correction.drained, at.state
+    return at._replace(state=state._replace(correction=anew(state.correction))) if anew else at
 
 
 def progress_of(run: DelayState, i: int) -> Progress:

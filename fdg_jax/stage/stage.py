@@ -96,7 +96,7 @@ class Stage(Checkpointed):
             return grads, None if is_end else dx
 
         def updated(params, before, grads):
-            params, opt_state = rule.new_weights(params, before, grads)
+            params, opt_state, _ = rule.new_weights(params, before, grads)
             copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
             return params, opt_state, (*copies, was_made(before, opt_state) if remembers else None)
 

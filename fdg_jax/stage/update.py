@@ -85,22 +85,23 @@ class UpdateRule(NamedTuple):
         corrected, after = self.correction.gradient(grads, then, now, state)
         return corrected, select(all_finite(grads) & all_finite(corrected), after, state) if self.guard else after
 
-    def new_weights(self, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree]:
-        """(the new weights, the optimizer's new state). After a refusal the weights and the moments are the old ones,
-        and schedules have counted on."""
+    def new_weights(self, params: Tree, opt_state: Tree, grads: Tree, **extra: Any) -> tuple[Tree, Tree, Tree]:
+        """(the new weights, the optimizer's new state, what was added to the weights). After a refusal the weights and
+        the moments are the old ones, and schedules have counted on. extra: further arguments of the optimizer."""
         inner = opt_state.inner if self.guard else opt_state
-        changes, moved = self.optimizer.update(grads, inner.inner if self.norms else inner, params)
+        changes, moved = self.optimizer.update(grads, inner.inner if self.norms else inner, params, **extra)
         updated = optax.apply_updates(params, changes)
         if self.norms:
             squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(grads)]
             moved = Measured(moved, jnp.sqrt(sum(squares, jnp.float32(0))))
         if not self.guard:
-            return updated, moved
+            return updated, moved, changes
         # Computed in any case and then selected: so it is compiled, and rounded, as without a guard.
         good, number = all_finite(grads), opt_state.updates + 1
+        changes = select(good, changes, jax.tree.map(jnp.zeros_like, changes))
         updated, inner = select(good, (updated, moved), (params, after_refusal(inner, moved)))
         first = jnp.where((opt_state.bad == 0) & ~good, number, opt_state.bad)
-        return updated, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32))
+        return updated, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32)), changes
 
     def remember(self, before: Tree, after: Tree, state: Tree, made: jax.Array | None) -> Tree:
         """The correction's state after an update, of which a refused one moves only the counts of schedules.

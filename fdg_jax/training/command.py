@@ -3,11 +3,11 @@
 `start` checks what is cheap to check and claims the run directory; fdg_jax/training/lifecycle.py does the rest.
 
 Exit codes: 0 done; 2 bad input (one message, before any long work); 130, 143, 129 and 138 stopped by SIGINT, SIGTERM,
-SIGHUP and SIGUSR1, from the first batch on after a checkpoint; 1 anything else, a run that diverged or met a damaged
-image included. Flags and files: `--help`, and the README.
+SIGHUP and SIGUSR1 (from the first batch on, a checkpoint is written before); 1 anything else, such as a run that
+diverged or a damaged image. Flags and files: `--help`, and the README.
 
-Training goes on when nobody can read its output any more (fdg_jax.machine.output), and when the report at its end
-cannot be made. The exit code is that of the training.
+Training goes on when its output can no longer be read (fdg_jax.machine.output). If the report cannot be written, the
+exit code is still that of the training.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], program: Program) -> int:
             words = cli.read(arguments, program)
             with output.quiet(words.start.quiet):
                 return start(words, program, signals)
-        except Elsewhere:  # process 0, or the one that found it, says it
+        except Elsewhere:  # another process prints the error
             return 2
         except Silent as error:
             print(f"error: {error} Look what became of it, and start all again.", file=sys.stderr)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str], program: Program) -> int:
 
 
 def start(words: CommandLine, program: Program, signals: Signals) -> int:
-    """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
+    """Checks everything that is cheap to check, claims the run directory, then prepares and runs the training."""
     asked, given = words.options, words.given
     checks.check_joining(words.joining, words.joining_given, asked)
     checks.check_start(words.start, asked, words.joining)
@@ -66,7 +66,7 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())
-    from fdg_jax.training import lifecycle  # slow to import; what can be refused without it has been
+    from fdg_jax.training import lifecycle  # slow to import, so imported after the cheap checks
 
     if words.start.dry_run:
         return lifecycle.dry_run(asked, program, signals)
@@ -84,29 +84,29 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
             options, config = peers.on_all(lambda: resumed(path, asked, given))
             if peers.from_zero(lambda: finished(path, options)):
                 if peers.first:
-                    lifecycle.write_report(path, config)  # a process that was killed at its very end may lack it
+                    lifecycle.write_report(path, config)  # a run that was killed at its very end may lack the report
                 return 0
         return lifecycle.prepare_and_run(options, config, path, program, signals, peers, words.start)
 
 
 def claim(asked: Config, held: ExitStack) -> tuple[str, bool]:
-    """Claims the run directory; returns it, and whether there is a run to go on with. held: keeps the claim."""
+    """Claims the run directory. Returns its path, and whether it holds a run to resume. held: keeps the claim."""
     claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
     path, resume = held.enter_context(claimed)
     return str(path), resume
 
 
 def resumed(path: Path, asked: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
-    """(options of the run that goes on, its config.json). Raises BadInput."""
+    """Returns the options of the resumed run and its config.json. Raises BadInput."""
     options, config = reading.resumed_options(path, asked, given)
     checks.check(options, frozenset())
-    for _ in run_files.metrics(path / run_files.METRICS):  # what is damaged is refused before the work
+    for _ in run_files.metrics(path / run_files.METRICS):  # a damaged line is refused before the work
         pass
     return options, config
 
 
 def finished(path: Path, options: Config) -> bool:
-    """Whether the run that is to be resumed has nothing left to do; says so."""
+    """Whether the run to be resumed is already finished; if so, prints that."""
     if (steps := reading.finished_steps(path, options)) is None:
         return False
     longer = f"With --init-from {path} another run begins with its weights"

@@ -1,7 +1,7 @@
 """From checked options to a pipeline that is ready to train.
 
-The order matters: what is cheap to refuse comes first, and the CPU devices that stand in for accelerators
-must be asked for before JAX computes anything.
+The order matters: cheap refusals come first, and the CPU devices that stand in for accelerators must be requested
+before JAX computes anything.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ MOST_BATCHES = 10**8
 ALONE = Peers()
 WARMED_UP = ("resnet110", "resnet1202")
 Variables = Mapping[str, Any]
-# The variables of a whole network for those that it has at first and the model's name, as InitialWeights.read.
+# (the network's random initial variables, the model's name) -> its variables, as InitialWeights.read.
 Initial = Callable[[Variables, str], Variables]
 
 
@@ -54,9 +54,9 @@ class Partition(NamedTuple):
 
 
 def partition(options: Config, dataset: data.Source, device: Any, peers: Peers = ALONE) -> Partition:
-    """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
+    """Cuts the model as --split says; by default as the authors do, or balanced if they have no split. Raises BadInput.
 
-    device: of stage 1, on which `--split measured` measures.
+    device: the device of stage 1, on which `--split measured` measures.
     """
     blocks = models.blocks(options.model, dataset.classes, **model_options(options))
     has_paper_split = models.paper_split(options.model, options.K) is not None
@@ -69,8 +69,8 @@ def partition(options: Config, dataset: data.Source, device: Any, peers: Peers =
 def block_costs(
     name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any, peers: Peers = ALONE
 ) -> tuple[list[float], str]:
-    """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis.
-    Process 0 measures the times for all."""
+    """Returns the cost of each block and its unit: time for `--split measured`, else FLOPs by XLA's analysis. Process 0
+    measures the times for all processes."""
     if name == "measured" and options.K > 1:
         batch = network_input(dataset, options.batch_size)
         return peers.from_zero(lambda: block_times.seconds(blocks, batch, device)), "time"
@@ -78,15 +78,15 @@ def block_costs(
 
 
 def network_input(dataset: data.Source, batch_size: int) -> Any:
-    """The shape and dtype of a batch as block 0 takes it, after augmentation or whatever the data set does."""
+    """The shape and dtype of a batch as block 0 takes it, after the data set's transform (such as augmentation)."""
     stored = jax.ShapeDtypeStruct((batch_size, *dataset.shape), dataset.dtype)
     return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 class Job(NamedTuple):
-    """What a training loop needs, with every name in the options resolved."""
+    """Everything that a training loop needs, with every name in the options resolved."""
 
-    options: Config  # as used, nothing left to defaults
+    options: Config  # as used, with all defaults filled in
     dataset: data.Source
     pipeline: Pipeline
     method: Method
@@ -94,21 +94,21 @@ class Job(NamedTuple):
     steps_per_epoch: int
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
-    devices: list[str]  # of stages k = 1..K; a stage that is spread names all of its devices
+    devices: list[str]  # of stages k = 1..K; a stage on several devices names all of them
     peers: Peers
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
 
     @property
     def asked_for(self) -> tuple[str, ...]:
-        """The options that say what the method and the correction of late gradients were asked for."""
+        """The options that configure the method and the correction of late gradients."""
         kinds = [kind for kind in corrections.parse(self.options.correct) if kind.name != "none"]
         own = [name for kind in kinds for name in ("correct", *kind.answers_to)]
         return tuple(dict.fromkeys((*self.method.answers_to, *own)))
 
     @property
     def of_recipe(self) -> tuple[str, ...]:
-        """The options of model, data and recipe that another run of this kind may differ in: those of the model's own,
-        and, where the optimizer or the schedule are not the paper's, what these were asked for."""
+        """The options of model, data and recipe in which similar runs may differ: the model's options and, where they
+        are not the paper's, the optimizer and the learning rate schedule with their options."""
         o = self.options
         found = [*models.declared(o.model), *(("block_size",) if self.dataset.unit == "tokens" else ())]
         found += [name for name in ("optimizer", "lr_schedule") if getattr(o, name) != FIELDS[name].default]
@@ -117,14 +117,16 @@ class Job(NamedTuple):
 
 
 def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None = None) -> None:
-    """Settles how many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and
-    starts it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
+    """Sets how many threads and CPU devices XLA gets, which decides the last bits of results. Call it before JAX
+    starts. Starts JAX where the number of devices is known: on one core and for a resumed run. Raises BadInput where
+    JAX cannot start.
 
-    On one core no operation is split, as threads would take turns on the core (docs/log.md, 2026-11-22), and the only
-    process has one device for all stages. One of several keeps the K devices, and so K threads, that it has asked for
-    when it joined: where there is one thread, it waits for a message and computes nothing meanwhile.
-    before: config.json of a run that goes on; it keeps what it began with. one_core: what all of several processes
-    count as; None: this is the only one.
+    On one core no operation is split, as threads would take turns on the core (docs/log.md, 2026-11-22), and a single
+    process has one device for all stages. Each of several processes keeps the K devices, and so K threads, that it
+    requested when it joined: a single thread would compute nothing while it waits for a message.
+
+    before: config.json of a resumed run, which keeps its first settings. one_core: whether all of several processes act
+        as on one core; None: there is one process only.
     """
     flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
     alone = one_core is None
@@ -141,8 +143,8 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
 def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Initial | None = None) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
-    note: what the run that is being resumed had to say of its data. peers: the processes that train together; by
-        default this one alone, even if others have joined it. initial: gives a new run the weights of another network.
+    note: the resumed run's note on its data. peers: the processes that train together; by default this one alone, even
+        if others have joined it. initial: gives a new run the weights of another network.
     """
     dataset = peers.on_all(lambda: load_data(options, note))
     code = {name: file.sha256 for _, name, file in own_files.used(vars(options))}
@@ -157,10 +159,10 @@ def built(
     parts: Partition | None = None,
     initial: Initial | None = None,
 ) -> Job:
-    """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
+    """The job on loaded data. parts: the stages, if they are known. Raises BadInput."""
     method = methods.find(options.method)
     options, stage_devices, remark = choose_engine(options, method, peers)
-    streamed = isinstance(dataset, data.Stream)  # and so never on a device together
+    streamed = isinstance(dataset, data.Stream)  # so the examples are never all on a device
     N, parts = len(dataset.train_inputs), parts or partition(options, dataset, stage_devices[0], peers)
     options = dataclasses.replace(
         options,
@@ -175,7 +177,7 @@ def built(
     if not devices.is_here(stage_devices[0]):  # stage 1 alone needs the inputs
         dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
-    if length.all_epochs > MOST_BATCHES:  # the learning rate of each is kept
+    if length.all_epochs > MOST_BATCHES:  # the learning rate of each batch is kept in memory
         fact = f"{length.all_epochs:,} batches are more than {MOST_BATCHES:,}"
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
     by_batch = rate_by_batch(options, length.per_epoch)
@@ -211,7 +213,7 @@ def built(
         **values(options, plan.declared),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has said it
+        warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has printed the warning
         initialise(pipeline, parts, dataset, options, initial)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     return Job(
@@ -220,7 +222,7 @@ def built(
 
 
 def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
-    """Says which options do nothing here, or little. rates: [batches of the run], the learning rate of each."""
+    """Prints which options have no effect, or little. rates: [batches of the run], the learning rate of each batch."""
     divides = options.optimizer in recipe.SCALE_FREE
     nothing = no_effect.lines(plan, options.momentum, lambda: divides)
     for line in (*nothing, *no_effect.of_run(options, plan, rates)):
@@ -228,7 +230,7 @@ def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
 
 
 def load_data(options: Config, note: str) -> data.Source:
-    """The examples that are trained on, with the fingerprint of the whole data set that they are of. BadInput."""
+    """The training examples, with the fingerprint of the whole data set. Raises BadInput."""
     if data.unit(options.dataset) == "tokens":
         files = options.text.split(os.pathsep) if options.text else ()
         whole = data.load_text(options.dataset, files, options.block_size or data.BLOCK_SIZE)
@@ -236,7 +238,7 @@ def load_data(options: Config, note: str) -> data.Source:
         whole = data.load(options.dataset, options.data_dir)
     dataset = without_last(whole, options.hold_out) if options.hold_out else whole
     N, n, examples = len(dataset.train_inputs), options.train_size, fingerprint.WORDS[dataset.unit][0]
-    if n is not None and n > N and options.dataset != "auto":  # with auto nobody knows N beforehand
+    if n is not None and n > N and options.dataset != "auto":  # with auto, N is not known in advance
         fact = f"--train-size {n}: {dataset.name} has {N} training {examples}"
         raise BadInput(f"{fact}. Use at most {N}, or leave it out; a run that goes on needs the data it began with.")
     if options.batch_size > N:
@@ -250,7 +252,8 @@ def load_data(options: Config, note: str) -> data.Source:
 
 
 def without_last(whole: data.Source, n: int) -> Any:
-    """The data set that tests on its last n training examples, and a note that says so. BadInput if none is left."""
+    """The data set with its last n training examples as the test set, and a note on that. Raises BadInput if no
+    training example is left."""
     N, examples = len(whole.train_inputs), fingerprint.WORDS[whole.unit][0]
     if n >= N:
         fact = f"--hold-out {n}: {whole.name} has {N} training {examples}, and what is held out is not trained on"
@@ -270,10 +273,11 @@ def check_last_batch(options: Config, method: Method, N: int) -> None:
 
 
 def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tuple[Config, list[Any], str]:
-    """(options with the engine settled, a device per stage, a sentence on that where it needs one).
+    """Returns the options with the engine settled, a device per stage, and a remark on the devices ("" if none is
+    needed).
 
-    Both engines have K CPU devices (on one core one, see `threads`), though the delay line uses one: XLA's pool has as
-    many threads as the larger of devices and cores, and over how many a convolution is split decides how its sums are
+    Both engines get K CPU devices (on one core one, see `prepare_cpu`), though the delay line uses only one. XLA's pool
+    has max(devices, cores) threads, and the number of threads that share a convolution decides how its sums are
     rounded. With equal pools the engines agree to the last bit.
     """
     found, remark = devices.stage_devices(options.K, here=peers.processes == 1)
@@ -287,11 +291,12 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
 
 
 def reason_for_delay_line(options: Config, method: Method, found: list[Any], shared: bool) -> str:
-    """Why `--engine auto` takes the delay line, in a sentence; "" where it takes the pipeline.
+    """A sentence on why `--engine auto` takes the delay line; "" if it takes the pipeline.
 
-    K=1 on an accelerator does, so that a baseline there is not the only run dispatched batch by batch.
+    K=1 on an accelerator takes the delay line too, so that a baseline is dispatched in windows of batches like the
+    other runs.
     """
-    if found[0].platform == "cpu":  # there it is no faster
+    if found[0].platform == "cpu":  # the delay line is no faster there
         return ""
     if not method.delay_line or options.weights != "stashed":
         return ""
@@ -304,8 +309,8 @@ def reason_for_delay_line(options: Config, method: Method, found: list[Any], sha
 
 
 def default_window(options: Config, platform: str, examples: int) -> int:
-    """Batches per dispatch: for the delay line on an accelerator the largest number up to 50 that divides an
-    epoch evenly (another one works too, and compiles the remainder's length as well); else 1."""
+    """Batches per dispatch. For the delay line on an accelerator: the largest number up to 50 that divides an epoch
+    evenly, or 50 if that is at most 25 (then the remainder's length is compiled as well). Else 1."""
     if options.engine == "pipeline" or platform == "cpu":
         return 1
     bound, full = 50, examples // options.batch_size
@@ -314,8 +319,8 @@ def default_window(options: Config, platform: str, examples: int) -> int:
 
 
 def wants_warmup(options: Config, method: Method) -> bool:
-    """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4 of the methods that K makes a difference to. Other
-    schedules than the paper's have --warmup-steps."""
+    """The paper's rule: warm-up for ResNet-110, for ResNet-1202, and for K = 3, 4 of the methods that depend on K.
+    Schedules other than the paper's use --warmup-steps."""
     if options.lr_schedule != "paper":
         return False
     if options.warmup == "paper":
@@ -324,7 +329,7 @@ def wants_warmup(options: Config, method: Method) -> bool:
 
 
 def rate_by_batch(options: Config, per_epoch: int) -> optax.Schedule:
-    """The learning rate: number of the batch, from 0 -> rate. Warm-up is settled."""
+    """The learning rate as a function of the batch's number, from 0. Warm-up must be settled."""
     if options.lr_schedule == "paper":
         return recipe.paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
     total = options.epochs * per_epoch
@@ -332,15 +337,15 @@ def rate_by_batch(options: Config, per_epoch: int) -> optax.Schedule:
 
 
 def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) -> np.ndarray:
-    """The rate each batch's gradient is used with, read once, so that logging never asks a device. Of `accumulate`
-    batches that make one update the first one decides."""
+    """The learning rate for each batch's gradient, computed once, so that logging never asks a device. Where
+    `accumulate` batches make one update, the first of them decides."""
     first = jnp.arange(batches) // accumulate * accumulate
     return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(first), (batches,)))
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean over the batch. logits [batch, classes], labels [batch]; or [batch, T, classes] and [batch, T] of tokens."""
-    labels = labels.astype(jnp.int32)  # those of text are bytes
+    labels = labels.astype(jnp.int32)  # the labels of text are bytes
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels))
 
 
@@ -351,7 +356,7 @@ def initialise(
     options: Config,
     initial: Initial | None,
 ) -> None:
-    """Initial weights of the whole network, then cut: the same for every K."""
+    """Initialises the whole network, then cuts it, so that the initial weights are the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size
     whole = split.init_whole(parts.blocks, key, network_input(dataset, B))
     whole = initial(whole, options.model) if initial else whole
@@ -361,7 +366,7 @@ def initialise(
 
 
 def device_name(device: Any, peers: Peers = ALONE) -> str:
-    """cpu:0, or gpu:0 (NVIDIA H100 80GB HBM3), and of which process if there are several."""
+    """A device's name, such as cpu:0 or gpu:0 (NVIDIA H100 80GB HBM3), with its process if there are several."""
     number, kind = f"{device.platform}:{device.id}", device.device_kind
     name = number if kind == device.platform else f"{number} ({kind})"
     return name if peers.processes == 1 else f"{name} of process {device.process_index}"

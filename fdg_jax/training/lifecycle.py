@@ -1,5 +1,5 @@
-"""A run from its checked options to its end: `prepare` makes what is trained, `train` trains it, and ENDINGS has what
-is said, and returned, for each way in which a training can end."""
+"""A run from its checked options to its end: `prepare` builds the job, `train` trains it, and ENDINGS has the exit code
+and the message for each way in which a training can end."""
 
 import dataclasses
 import math
@@ -35,7 +35,7 @@ from fdg_jax.training.record import Diverged, Run
 from fdg_jax.training.session import Broken
 
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
-# A change of these between two sessions may change the last bits.
+# If one of these changes between two sessions, the last bits of results may change.
 ENVIRONMENT = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
 
 
@@ -50,12 +50,12 @@ def prepare_and_run(
 ) -> int:
     """Returns the exit code. Raises BadInput and Stopped before the first batch.
 
-    before: config.json of the run that goes on. start: what is traced and tracked.
+    before: config.json of a resumed run. start: what is traced and tracked.
     """
     made, weights = prepare(options, before, program, signals, peers)
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
     known = opening.stage_facts(made)
-    run = session.begin(made, path, before is not None)  # what is refused changes no file
+    run = session.begin(made, path, before is not None)  # it refuses before any file is changed
     run = run._replace(start=start, again=again(path, program.started(peers.processes), made.options))
     config = configuration(run, options, before, known, weights)
     peers.from_zero(lambda: track(run, config))
@@ -81,14 +81,14 @@ def dry_run(options: Config, program: Program, signals: Signals) -> int:
 def prepare(
     options: Config, before: dict[str, Any] | None, program: Program, signals: Signals, peers: Peers
 ) -> tuple[Job, trained.InitialWeights | None]:
-    """(what is trained, the weights of --init-from). Raises BadInput and Stopped."""
+    """Returns the job and the weights of --init-from. Raises BadInput and Stopped."""
 
     def check() -> None:
         checks.check_names(options, program.datasets)
         signals.check()
 
     peers.on_all(check)
-    named = options.init_from if before is None else None  # a run that goes on has its own weights
+    named = options.init_from if before is None else None  # a resumed run has its own weights
     weights = peers.on_all(lambda: trained.InitialWeights(named) if named else None)
     peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
@@ -105,7 +105,7 @@ def configuration(
     known: list[dict[str, Any]],
     weights: trained.InitialWeights | None,
 ) -> dict[str, Any]:
-    """The content of config.json. known: the facts about the stages."""
+    """The content of config.json. known: `opening.stage_facts`."""
     made = run.job
     config = run_files.config(made.options, asked, made.devices, made.dataset.note)
     config |= {"stages": known, "inputs": trained.inputs_of(made.dataset)._asdict()}
@@ -117,10 +117,10 @@ def configuration(
 
 
 def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warns where a resumed run meets another machine or other code than its first session."""
+    """Warns where a resumed run is on another machine, or has other code, than its first session."""
     known = [name for name in ENVIRONMENT if name in before and name in now]
     if any(" of process " in name for name in (*before["devices"], *now["devices"])):
-        known.remove("devices")  # in another number of processes they have other names
+        known.remove("devices")  # their names depend on the number of processes
     changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
     if changed:
         fact = f"the run began in another environment: {'; '.join(changed)}"
@@ -128,12 +128,12 @@ def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def track(run: Run, config: dict[str, Any]) -> None:
-    """Gives the record its trackers. Raises BadInput, before the training and before config.json is written."""
+    """Opens the trackers and gives them to the record. Raises BadInput before config.json is written."""
     run.record.trackers = trackers.opened(run.start.track, run.path, config, run.resumed)
 
 
 def tracked(run: Run, signals: Signals) -> int:
-    """Trains to the end, also in the trackers; returns the exit code."""
+    """Trains to the end, then closes the trackers; returns the exit code."""
     code = 1
     try:
         code = train(run, signals)
@@ -143,13 +143,14 @@ def tracked(run: Run, signals: Signals) -> int:
 
 
 def train(run: Run, signals: Signals) -> int:
-    """The training, then summary.json and the report; returns the exit code. The report comes before what is said of
-    the end, which so is the last line. Process 0 writes and talks; the others say what only they know."""
+    """Trains, then writes summary.json and the report; returns the exit code. The report is written first, so that the
+    sentence on the run's end is the last line. Process 0 writes and prints; the others print only what process 0 cannot
+    know."""
     first, began_in = run.job.peers.first, os.stat(run.path)
     if first:
         (run.path / run_files.SUMMARY).unlink(missing_ok=True)
     try:
-        summary = summarise(run, *session.train(run, signals))  # it asks all processes
+        summary = summarise(run, *session.train(run, signals))  # involves all processes
         if first:
             run_files.write_json(run.path / run_files.SUMMARY, summary)
     except tuple(ENDINGS) as error:
@@ -167,7 +168,7 @@ def train(run: Run, signals: Signals) -> int:
     return code
 
 
-# Ends: exception -> (exit code, the sentence). A signal's code is 128 and its number.
+# Ends: exception -> (exit code, message). A signal's exit code is 128 plus its number.
 
 
 def stopped(error: Stopped, run: Run) -> str:
@@ -186,7 +187,8 @@ def damaged(error: Damaged, run: Run) -> str:
 
 
 def not_saved(error: SaveFailed, run: Run) -> str:
-    """A checkpoint that was needed could not be written. There is no summary, so that the run can be resumed."""
+    """The message when a needed checkpoint could not be written. No summary is written, so that the run can be
+    resumed."""
     where = f"from {run.newest.name}" if run.newest else "from the beginning"
     way_out = f"Make room on the disk, or make it writable; then {run.path} goes on {where}, with --resume."
     return f"error: {error} {way_out if run.path.is_dir() else 'Nothing of the run is left there.'}"
@@ -198,7 +200,7 @@ def broken(error: Broken, run: Run) -> str:
         fact = str(cause)
     elif is_lost_process(cause):
         fact = f"another process of this training has ended, or the way to it is cut ({first_line(cause)})"
-    else:  # a defect, of this package or of what it uses: the traceback says where
+    else:  # a defect of this package or of a library: the traceback shows where
         traceback.print_exception(cause)
         fact = f"training was ended by {reason(cause).rstrip('.')}."
     newest = run.newest
@@ -214,11 +216,11 @@ ENDINGS: Mapping[type[BaseException], tuple[int, Callable[..., str]]] = {
     Broken: (1, broken),
     OSError: (1, lambda error, run: run_files.not_written(run.path, error)),
 }
-OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process that meets it knows
+OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process where it happens knows of it
 
 
 def end(error: BaseException, run: Run) -> int:
-    """Says what has ended a training. Returns the exit code."""
+    """Prints what has ended a training. Returns the exit code."""
     code, sentence = next(ending for kind, ending in ENDINGS.items() if isinstance(error, kind))
     if run.job.peers.first or isinstance(error, OF_ONE_PROCESS):
         where = output.loud() if isinstance(error, Stopped) else sys.stderr
@@ -227,13 +229,13 @@ def end(error: BaseException, run: Run) -> int:
 
 
 def is_lost_process(error: BaseException) -> bool:
-    """Whether this is how JAX tells of another process that has ended."""
+    """Whether this error of JAX means that another process has ended."""
     signs = ("Connection closed", "Connection reset", "errno: 107", "Socket", "coordination service")
     return isinstance(error, JaxRuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def again(path: Path, program: str, options: Config) -> str:
-    """The command that goes on with a run."""
+    """The command that resumes a run."""
     trusted = ["--trust-code"] if own_files.used(vars(options)) else []
     return shlex.join([python_command(), *program.split()[1:], "--run-dir", str(path), "--resume", *trusted])
 
@@ -244,7 +246,7 @@ def again(path: Path, program: str, options: Config) -> str:
 def summarise(run: Run, parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
     """The content of summary.json.
 
-    staleness and updates are what the stages counted. images_per_second (tokens_per_second of text) is None if every
+    staleness and updates are the stages' own counts. images_per_second (tokens_per_second for text) is None if every
     batch may have compiled.
     """
     job, record, o, pipeline = run.job, run.record, run.job.options, run.job.pipeline
@@ -283,7 +285,7 @@ def is_untrained(summary: Mapping[str, Any]) -> bool:
 
 
 def has_diverged(summary: Mapping[str, Any]) -> bool:
-    """Whether a run that came to its end has diverged: the mean training loss of its last epoch is no usual number."""
+    """Whether a finished run has diverged: the mean training loss of its last epoch is not finite, or above ABSURD."""
     return not is_untrained(summary) and not summary["train_loss"] <= ABSURD
 
 
@@ -322,12 +324,12 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
 
 
 def write_report(path: Path, config: Mapping[str, Any] | None = None, quietly: bool = False) -> None:
-    """Writes report.html and curves.png. If that fails it only warns, since the run itself is complete.
+    """Writes report.html and curves.png. A failure is only a warning, since the run itself is complete.
 
     Arguments:
         path: the run directory.
-        config: the run's configuration; None for that in config.json.
-        quietly: no warning: what keeps the report from being written ended the run, too, and is told then.
+        config: the run's configuration; None: read from config.json.
+        quietly: no warning, because the fault that prevents the report has ended the run too and is printed then.
     """
     try:
         report_page.write(path, config)

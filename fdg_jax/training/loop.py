@@ -1,10 +1,10 @@
-"""The training loop that every data set shares: dispatch, write down, evaluate, save, until all batches have entered.
+"""The training loop for every data set: dispatch, record, evaluate, save, until all batches have entered.
 
-It knows the pipeline by its public methods only. It waits for a device where a person asked for a number (an
-evaluation) and around a dispatch that compiles, so that the speed is that of training; nowhere else. A checkpoint is
-written by a thread, from arrays that may still be unfinished, while the loop goes on.
+The loop uses only public methods of the pipeline. It waits for a device in two places: for an evaluation, whose numbers
+a person wants, and around a dispatch that compiles, so that compiling is not counted in the speed. A thread writes
+checkpoints, from arrays that may still be unfinished, while the loop goes on.
 
-The batches are a function of (seed, step) alone, so that a run which is resumed meets the same ones.
+The batches are a function of (seed, step) alone, so that a resumed run sees the same ones.
 """
 
 import sys
@@ -33,23 +33,23 @@ from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Record, Run
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
-TEST_BATCH = 500  # at most; the largest that divides the test examples, so that one shape is compiled
+TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
 
 
 class Loop:
-    """One session of a run: from the newest checkpoint (or the beginning) to the end or a signal. A context, which
-    closes what the loop opens.
+    """One session of a run: from the newest checkpoint (or the beginning) to the end or a signal. It is a context
+    manager that closes what the loop opens.
 
     Arguments:
-        run: what is trained. Its pipeline stands where its record says.
+        run: what is trained. Its pipeline is at the batch of its record.
     """
 
     def __init__(self, run: Run, signals: Signals, progress: Progress):
         self.run, self.job, self.options, self.pipeline = run, run.job, run.job.options, run.job.pipeline
         self.record, self.signals, self.progress = run.record, signals, progress
-        o, alone = self.options, self.job.peers.processes == 1  # of several, a signal is obeyed where all meet
-        # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted knows of a cut
-        # within a tick only, and a dispatch may be many ticks.
+        o, alone = self.options, self.job.peers.processes == 1  # several processes obey a signal together, in `agree`
+        # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted only tells of an
+        # interruption within a tick, and a dispatch may be many ticks.
         self.in_dispatch = False
         self.in_flight = self.pipeline.watch() if o.stall_seconds or not alone else None
         self.watchdog = watchdog(self.job, self.in_flight, run.path) if self.in_flight else None
@@ -94,7 +94,7 @@ class Loop:
             self.dispatch()
 
     def agree(self) -> None:
-        """Acts on what has happened beside the training, in any process: a signal, a checkpoint that has failed.
+        """Acts on events in any process: a signal, or a checkpoint that could not be written.
 
         Raises Stopped, SaveFailed, Diverged.
         """
@@ -122,20 +122,21 @@ class Loop:
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, may_compile)
 
     def read_losses(self, wait: bool = False) -> None:
-        """Writes down the losses that are finished; wait: all of them."""
+        """Records the losses that are finished; wait: waits for all of them."""
         self.record.losses(self.pipeline.losses(wait=wait))
 
     def evaluation_due(self) -> bool:
-        """Whether --evaluate-every asks for an evaluation after the newest batch that has not been made yet."""
+        """Whether --evaluate-every asks for an evaluation after the newest batch, and it is still to be made."""
         every, step = self.options.evaluate_every * self.job.steps_per_epoch, self.record.step
         return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
 
     def evaluate(self) -> None:
-        """Evaluates, and saves a checkpoint if it is the best and wanted. Raises Stopped after a signal."""
+        """Evaluates. With --keep-best, saves a checkpoint if this evaluation is the best. Raises Stopped after a
+        signal."""
         record = self.record
         with self.clock.paused():  # with the newest weights, whether or not batches are in flight
             found = self.pipeline.evaluate(self.test_batches(), self.transform)
-            self.read_losses(wait=True)  # their lines come before the evaluation's, as they would without waiting
+            self.read_losses(wait=True)  # so that their lines come before the evaluation's
             if record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
                 self.saving.save(best=True)
         self.progress.error = f"test error {record.error:.2f}%"
@@ -149,17 +150,17 @@ class Loop:
         )
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """The test examples, between which a signal is obeyed."""
+        """The test batches. A signal is obeyed between two of them."""
         for batch in self.feed.test():
             self.agree()
             yield batch
 
     def finish(self) -> tuple[str, str]:
-        """After the last batch: a checkpoint, the batches in flight, the last evaluation.
+        """After the last batch: writes a checkpoint, uses up the batches in flight, and evaluates.
 
         Returns:
-            sha256 of the parameters, and of the checkpoint's state. That is the state before draining, so that a
-            finished run can go on with more --steps.
+            sha256 of the parameters, and of the checkpoint's state. The checkpoint has the state before draining, so
+            that a finished run can go on with more --steps.
         """
         self.saving.save()
         failed = None
@@ -178,28 +179,30 @@ class Loop:
         self.evaluate()
         if failed:
             raise failed
-        self.record.flush()  # summary.json, which is written next, says that the run is finished: no line may be lost
+        self.record.flush()  # summary.json, written next, marks the run as finished: no line may be lost then
         return self.pipeline.parameters_sha256(), state_sha256
 
 
 class ThroughputClock:
-    """The clock behind images/s or tokens/s: it tells the record how long how many images, or tokens, took.
+    """The clock for images/s or tokens/s: it adds the training time, and the images or tokens trained on, to the
+    record.
 
-    It runs while batches are trained on. It stands while programs may compile, during evaluations and while anything
-    else is done. It waits for the device whenever it is started or stopped, so that only whole work is counted.
+    It runs during training and stops while programs may compile, during evaluations and during anything else. It waits
+    for the device at each start and stop, so that only finished work is counted.
     """
 
     def __init__(self, pipeline: Any, record: Record, options: Config):
         self.pipeline, self.record, self.options = pipeline, record, options
         self.shapes: set[tuple[int, ...]] = set()  # of the dispatches so far
         self.dispatches_to_compile = 0  # how many of the next dispatches may still compile
-        self.started: tuple[float, int] | None = None  # (when the clock was started, images or tokens entered by then)
+        self.started: tuple[float, int] | None = None  # (time of the clock's start, images or tokens entered before)
 
     def before_dispatch(self, shape: tuple[int, ...]) -> bool:
-        """Starts or stops the clock for a dispatch [batches, examples in each]; returns whether it may compile.
+        """Starts or stops the clock for a dispatch [batches, examples in each]; returns whether the dispatch may
+        compile.
 
-        The first dispatch of a shape may. In the pipeline a batch of a new size takes 2K ticks through all stages
-        and back, and M-1 more until its gradient is part of an update, so as many dispatches may compile.
+        The first dispatch of a shape may compile. In the pipeline, a batch of a new size needs 2K ticks through all
+        stages and back, and with M accumulated batches M-1 more until the update. So 2K+M-1 dispatches may compile.
         """
         if shape not in self.shapes:
             self.shapes.add(shape)
@@ -222,21 +225,21 @@ class ThroughputClock:
             self.record.speed.compiled()
 
     def stop(self) -> None:
-        """Stops the clock, if it runs, and adds its time, and what entered in it, to the record."""
+        """Stops the clock if it runs. Adds its time, and the images or tokens entered meanwhile, to the record."""
         if self.started is not None:
             self.pipeline.wait()
             start, units = self.started
-            if self.record.units > units:  # else it was stopped before the batch that it was started for
+            if self.record.units > units:  # else no batch entered after the start
                 self.record.timed(self.record.units - units, time.monotonic() - start)
             self.started = None
 
     def forget(self) -> None:
-        """Stops the clock without adding its time to the record, which has been set back to a checkpoint."""
+        """Stops the clock and drops its time, since the record has gone back to a checkpoint."""
         self.started = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context for what is no training, during which the clock stands."""
+        """A context for work other than training, during which the clock is stopped."""
         self.stop()
         self.pipeline.wait()
         with self.record.speed.pause():
@@ -244,16 +247,16 @@ class ThroughputClock:
 
 
 class Profile:
-    """`--profile N`: what the devices and the host do in N batches of a session, as JAX's profiler sees it.
+    """`--profile N`: a trace by JAX's profiler of what devices and host do in N batches of a session.
 
-    The trace begins when nothing compiles any more, and is written by JAX in two forms: for ui.perfetto.dev, and for
-    XProf (`pip install xprof`). The same programs run in the same order, so the run computes the same bits; only its
-    speed is that of a traced run, for so many batches.
+    The trace begins when nothing compiles any more. JAX writes it in two forms: for ui.perfetto.dev, and for XProf
+    (`pip install xprof`). The same programs run in the same order, so the run computes the same bits; only the traced
+    batches are slower.
 
     Arguments:
-        batches: to be traced; 0: none.
+        batches: how many are traced; 0: none.
         run: the run directory.
-        paused: waits for the devices, and gives a context in which no time of training is counted.
+        paused: waits for the devices, and returns a context in which no training time is counted.
         say: prints a line.
     """
 
@@ -274,7 +277,7 @@ class Profile:
             self.traced += batches
 
     def after_dispatch(self) -> None:
-        """Ends the trace after as many batches as were asked for."""
+        """Ends the trace after the last batch to be traced."""
         if self.on and self.left <= 0:
             self.stop()
 
@@ -283,11 +286,11 @@ class Profile:
             try:
                 jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
                 self.on = True
-            except Exception as error:  # another profiler, of a debugger say, is at work
+            except Exception as error:  # another profiler, such as a debugger's, is active
                 self.give_up(reason(error))
 
     def stop(self) -> None:
-        """Ends the trace and says where it is."""
+        """Ends the trace and prints where it is."""
         self.on = False
         with self.paused():
             try:
@@ -301,7 +304,7 @@ class Profile:
         self.say(f"profile of {batches}: open {where} at ui.perfetto.dev, or xprof --logdir {self.folder}")
 
     def close(self) -> None:
-        """At the end of the session."""
+        """Ends a trace that is still open at the end of the session."""
         if self.on:
             self.stop()
         elif self.left > 0 and not self.traced:
@@ -320,9 +323,9 @@ class Work(NamedTuple):
 
 
 class InMemory:
-    """Windows of batches of a data set in memory, which the pipeline may keep on its device, or of a text in a file.
+    """Windows of batches, of a data set in memory (which the pipeline may keep on its device) or of a text in a file.
 
-    Of a text, each of them and each test batch raises Damaged where the file has been cut short.
+    If the file of a text has been cut short, a window or test batch raises Damaged.
     """
 
     def __init__(self, dataset: Dataset | Text, options: Config, steps: int):
@@ -330,15 +333,15 @@ class InMemory:
         self.N = len(dataset.train_inputs)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
         self.check = dataset.check if isinstance(dataset, Text) else lambda: None
-        self.kept: tuple[np.ndarray, np.ndarray] | None = None  # what the delay line keeps on its device
+        self.kept: tuple[np.ndarray, np.ndarray] | None = None  # the examples that the delay line keeps on its device
 
     def next(self, step: int) -> Work:
-        """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
+        """The next batches after `step`, at most --window and within the epoch. The smaller last batch goes alone."""
         self.check()
         rows = self.indices(step)
         shape = rows.shape[0], rows.shape[1]
         if isinstance(self.dataset, Text) and self.options.engine != "delay-line":
-            # Read here, so that a batch which cannot be read leaves the pipeline between two batches.
+            # Read here, so that the pipeline is between two batches if one cannot be read.
             inputs, labels = (blocks[rows.ravel()] for blocks in (self.dataset.train_inputs, self.dataset.train_labels))
             rows = np.arange(rows.size).reshape(shape)
         else:
@@ -348,7 +351,7 @@ class InMemory:
         return Work(shape, lambda pipeline: pipeline.train(inputs, labels, rows))
 
     def indices(self, step: int) -> np.ndarray:
-        """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
+        """[W, batch] int32. Windows are counted from the epoch's start, so a resumed run has the same ones."""
         B, W, full = self.options.batch_size, self.options.window or 1, self.N // self.options.batch_size
         order, batch = self.place(step)
         if batch == full:
@@ -370,7 +373,8 @@ class InMemory:
         return self.dataset.train_inputs[rows], self.dataset.train_labels[rows]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of images up to 500; of tokens, whose outputs are large, at most a training batch's number of examples."""
+        """Test batches: of images up to 500 each; of text, whose outputs are large, at most as many examples as a
+        training batch."""
         inputs, labels = self.dataset.test_inputs, self.dataset.test_labels
         size = even_size(len(inputs), TEST_BATCH if self.dataset.unit == "images" else self.options.batch_size)
         for start in range(0, len(inputs), size):
@@ -382,19 +386,19 @@ class InMemory:
 
 
 class Streamed:
-    """Batch after batch, decoded ahead of time. The workers are begun with the first one and live as long as the run.
+    """Batches decoded ahead of time by workers, which start with the first batch and live as long as the run.
 
-    check: called now and then while a batch is waited for; what it raises ends the waiting.
+    check: called repeatedly during the wait for a batch; an exception from it ends the wait.
     """
 
     def __init__(self, stream: Stream, options: Config, check: Callable[[], None]):
         self.stream, self.options, self.check = stream, options, check
         self.loader: Loading | None = None
-        self.at = -1  # the step that the loader's next batch comes after
+        self.at = -1  # the loader's next batch is the one after this step
 
     def next(self, step: int) -> Work:
-        """The batch after `step`. Raises Damaged where one of its images cannot be decoded, and LoaderFailed where a
-        process that decodes them has died."""
+        """The batch after `step`. Raises Damaged if one of its images cannot be decoded, and LoaderFailed if a decoding
+        process has died."""
         if self.loader is None or self.at != step:
             self.close()
             batches = TrainBatches(self.stream, self.options.batch_size, self.options.seed)
@@ -404,11 +408,11 @@ class Streamed:
         return Work((1, len(batch[1])), lambda pipeline: pipeline.step(batch))
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The batch after `step`, made again."""
+        """The batch after `step`, decoded again."""
         return TrainBatches(self.stream, self.options.batch_size, self.options.seed)[step]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """In batches of at most the training batch's size, which is known to fit into the device's memory."""
+        """Test batches of at most the training batch's size, which is known to fit into the device's memory."""
         size = even_size(len(self.stream.test_inputs), self.options.batch_size)
         with Loading(Loader(TestBatches(self.stream, size)), self.check) as loader:
             yield from loader
@@ -420,14 +424,13 @@ class Streamed:
 
 
 def feed(source: Source, options: Config, steps: int, check: Callable[[], None] = lambda: None) -> InMemory | Streamed:
-    """The batches of a data set of any kind. check: called now and then while a batch is waited for; what it raises
-    ends the waiting."""
+    """The batches of a data set of any kind. check: as in `Streamed`."""
     if isinstance(source, Stream):
         return Streamed(source, options, check)
     return InMemory(cast(Dataset | Text, source), options, steps)
 
 
 def even_size(examples: int, most: int) -> int:
-    """Examples in a test batch: the largest divisor up to `most`, unless there is only a small one."""
+    """Examples in a test batch: the largest divisor of `examples` up to `most`; if that is small, `most`."""
     even = max(size for size in range(1, min(most, examples) + 1) if examples % size == 0)
     return even if even > most // 5 or even == examples else min(most, examples)

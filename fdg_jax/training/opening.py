@@ -1,8 +1,8 @@
-"""What a run is, and what it costs, before it begins: its first lines, and those of `--dry-run`.
+"""The lines that a run prints before it begins, and those of `--dry-run`, which adds the costs.
 
-The lines say what is trained on what, how it is cut, what each stage needs, and when the learning rate changes. For
---dry-run the network computes a few batches and an evaluation for their times, too. What they train is thrown away.
-Nothing is written but what every start may write into the user's cache.
+The lines name the network and its data, the split, what each stage needs, and when the learning rate changes. --dry-run
+also times a few batches and an evaluation, and throws their weights away. It writes no files except in the user's
+cache.
 """
 
 import itertools
@@ -23,22 +23,22 @@ from fdg_jax.training.job import Job
 from fdg_jax.training.loop import ThroughputClock, feed
 from fdg_jax.training.record import Record, Run
 
-FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training; then it ends, whatever is known
-DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on it is said
+FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training, which ends at the first limit
+DISTURBED_PERCENT = 5.0  # of the cores' time; other processes that take more are reported
 PARTS = ("weights", "optimizer", "statistics", "auxiliary", "stashes", "old_weights", "gradients", "in_flight")
 
 
 def tell(run: Run, known: list[dict[str, Any]]) -> None:
-    """Prints what a person sees first. known: the facts about the stages."""
+    """Prints the first lines of a run. known: `stage_facts`."""
     show(lines(run.job, known))
     print(f"run        {run.path}{' (resumed)' if run.resumed else ''}", flush=True)
-    if run.resumed:  # a new run's has been said while the data were loaded
+    if run.resumed:  # a new run's note was printed while its data were loaded
         loudly(run.job.dataset.note)
     print("compiling...", flush=True)
 
 
 def show(lines: list[str], where: Any = None) -> None:
-    """Prints lines as wide as the terminal. where: instead of stdout."""
+    """Prints lines, wrapped to the terminal's width. where: the stream; by default stdout."""
     width = output.columns()
     print("\n".join(output.wrapped(line, width) for line in lines), file=where, flush=True)
 
@@ -54,7 +54,7 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 
     Arguments:
         job: what is trained.
-        known: the facts about the stages.
+        known: `stage_facts`.
     """
     o, data, pipeline = job.options, job.dataset, job.pipeline
     asked = [f", {name}={getattr(o, name)}" for name in job.asked_for]
@@ -89,7 +89,7 @@ SHAPES = {
 
 
 def optimizer_sentence(options: Config) -> str:
-    """The optimizer, with what it was given. That of every stage sees the gradients of its stage only."""
+    """The optimizer and its options. Each stage's optimizer sees the gradients of its stage only."""
     o = options
     text = f"{o.optimizer} with momentum {o.momentum:g}"
     text += "" if o.optimizer == "sgd" else f", b2 {o.b2:g}"
@@ -98,17 +98,18 @@ def optimizer_sentence(options: Config) -> str:
 
 
 def whose_split(job: Job) -> str:
-    """Says that the split is the authors', or that they have none for this K."""
+    """A note that the split is the authors', or that they have none for this K."""
     o, parts = job.options, job.partition
     if parts.name == "paper":
         return " (as in the authors' code)"
     if parts.name == "balanced" and not parts.has_paper_split:
-        return f" (the authors' code has no split of {o.model} for K={o.K}, so stages are of about equal {parts.unit})"
+        way = f"stages share the {parts.unit} as evenly as whole blocks allow"
+        return f" (the authors' code has no split of {o.model} for K={o.K}, so {way})"
     return ""
 
 
 def schedule_sentence(options: Config, per_epoch: int) -> str:
-    """When the learning rate changes, and that this is the paper's schedule scaled, where it is."""
+    """When the learning rate changes, with a note if this is the paper's schedule scaled."""
     text = f"{count(options.epochs, 'epoch')} of {count(per_epoch, 'batch', 'es')}; learning rate "
     if options.lr_schedule == "paper":
         *early, last = [f"{fraction * options.epochs:.4g}" for fraction in DROPS]
@@ -126,7 +127,7 @@ def schedule_sentence(options: Config, per_epoch: int) -> str:
 
 
 def stop_clause(job: Job) -> str:
-    """Where --steps ends the run before its schedule, and at what learning rate; else ""."""
+    """If --steps ends the run before its schedule: where, and at what learning rate. Else ""."""
     end, rates = job.steps, job.learning_rates
     if end == len(rates):
         return ""
@@ -136,8 +137,8 @@ def stop_clause(job: Job) -> str:
 def stage_facts(job: Job) -> list[dict[str, Any]]:
     """Collects the facts about the stages.
 
-    Returns: for k = 1..K the blocks, cost, parameters, what is sent upwards, and the predicted memory
-    (fdg_jax.engine.memory; None if it is not predicted).
+    Returns: for k = 1..K the blocks, cost, parameters, the bytes sent upwards, and the predicted memory
+        (fdg_jax.engine.memory; None if it is not predicted).
     """
     engine, found, names = job.pipeline.engine, [], ("k", "total", *PARTS, "kept", "stash")
     here = [{name: getattr(each, name) for name in names} for each in memory.predict(engine)]
@@ -164,7 +165,7 @@ def stage_facts(job: Job) -> list[dict[str, Any]]:
 
 
 def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
-    """Two lines per stage: what it consists of, and its memory. known: the facts."""
+    """Two lines per stage: its blocks and parameters, and its memory. known: `stage_facts`."""
     text = []
     for stage, device in zip(known, job.devices, strict=True):
         k = stage["k"]
@@ -209,9 +210,9 @@ class Times(NamedTuple):
     """What was measured, in seconds.
 
     compiling: until nothing compiled any more.
-    example: a training example's share; None if every batch may have compiled.
+    example: per training example; None if every batch may have compiled.
     evaluation: of all test examples.
-    others_percent: not seconds, but what other processes took of the CPU cores while the examples were timed.
+    others_percent: in percent, the share of the CPU cores that other processes used meanwhile.
     """
 
     compiling: float
@@ -243,7 +244,7 @@ def memory_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 
 
 def measured(job: Job, signals: Signals) -> Times:
-    """Trains on batches of the run until enough of them were timed, and evaluates a test batch."""
+    """Trains on batches of the run until enough are timed, then evaluates a test batch."""
     o, pipeline, begun = job.options, job.pipeline, time.monotonic()
     examples = len(job.dataset.train_inputs)
     record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes=False, source=job.dataset)
@@ -263,7 +264,7 @@ def measured(job: Job, signals: Signals) -> Times:
             work.enter(pipeline)
             record.entered(work.shape[0], work.shape[0] * work.shape[1])
             timer.after_dispatch(may_compile)
-            pipeline.losses()  # else they would be kept
+            pipeline.losses()  # else the pipeline would keep them
             compiling += time.monotonic() - now if may_compile else 0.0
             if time.monotonic() - begun > MOST_SECONDS:
                 break
@@ -275,7 +276,7 @@ def measured(job: Job, signals: Signals) -> Times:
 
 
 def evaluation(job: Job, batches: Any) -> float:
-    """Seconds of an evaluation: those of a batch, without compiling, times the number of batches."""
+    """Seconds of an evaluation: the time of one batch, without compiling, times the number of batches."""
     first, transform = next(iter(batches.test())), job.dataset.test_transform()
     seconds = 0.0
     for _ in range(2):  # the first time may compile
@@ -286,12 +287,13 @@ def evaluation(job: Job, batches: Any) -> float:
 
 
 def time_lines(job: Job, found: Times, state: int) -> list[str]:
-    """The times, and the totals of the run: hours, hours of devices, bytes on the disk. state: of a checkpoint."""
+    """The times, and the totals of the run: hours, device hours, bytes on the disk. state: bytes of a checkpoint."""
     o = job.options
     kept = o.keep + o.keep_best
     disk = f"disk       {count(kept, 'checkpoint')} of {megabytes(state)} MB, one more while it is written"
     if found.example is None:
-        return ["time       not measured: every batch may have compiled programs", disk]
+        fact = f"time       not measured: in {short(found.compiling)} s every batch may have compiled programs"
+        return [f"{fact}. They are kept, so give the same command again", *disturbed(found.others_percent, job), disk]
     per_step, every = found.example * o.batch_size, o.evaluate_every * job.steps_per_epoch
     evaluations = 1 + (job.steps - 1) // every if every else 1
     examples = job.steps * len(job.dataset.train_inputs) / job.steps_per_epoch
@@ -312,13 +314,13 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
 
 
 def short(value: float) -> str:
-    """A number with three digits that count; a large one without an exponent."""
+    """A number with three significant digits; a large one without an exponent."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def disturbed(others_percent: float, job: Job) -> list[str]:
-    """A line where other processes took a part of the cores that the run computes on; else []. Of a stream nothing is
-    said, as the processes that decode its images are the run's own and would count."""
+    """A line if other processes used the cores that the run computes on; else []. Always [] for a stream, since the
+    run's own decoding processes would count as others."""
     few = isinstance(job.dataset, Stream) or others_percent < DISTURBED_PERCENT
     if few or job.pipeline.places[0].devices[0].platform != "cpu":
         return []

@@ -1,6 +1,6 @@
-"""What is done about what goes wrong: values that are not finite (`--on-nan`), checkpoints, when they are due
-(`--checkpoint-every`, `--keep-best`) and when one cannot be written (`--on-failed-save`), and operations that do not
-finish (`--stall-seconds`, `--peer-timeout`)."""
+"""The policies of a run: for values that are not finite (`--on-nan`), for when checkpoints are due
+(`--checkpoint-every`, `--keep-best`), for one that cannot be written (`--on-failed-save`), and for operations that do
+not finish (`--stall-seconds`, `--peer-timeout`)."""
 
 import contextlib
 import math
@@ -31,26 +31,26 @@ from fdg_jax.training.record import Diverged, Run, diverged_by
 
 MOST_WARNINGS = 10  # warnings about non-finite values before going quiet
 WORDS = {"F": "forward pass", "B": "backward pass and update", "S": "synthesizer's step", "window": "window"}
-# Operations of no stage: who does it, and what it is of a batch. L and C are what the training loop waits for.
+# Operations outside the stages: (who does it, what it works on). The training loop waits for L and C.
 OTHERS = {
     "E": ("the evaluation", "test batch"),
     "L": ("the loader", "batch"),
     "C": ("the writing of checkpoints", "checkpoint after batch"),
 }
-LATE_SECONDS, AGAIN_SECONDS = 10.0, 60.0  # until a stage is named, and until it is named again
+LATE_SECONDS, AGAIN_SECONDS = 10.0, 60.0  # until a stage is reported, and until it is reported again
 LOOK_SECONDS = 1.0
-WHILE_COMPILING = 4  # times the limit, as another process may compile for long
+WHILE_COMPILING = 4  # times the usual limit, as another process may compile for long
 MESSAGES = {"x": "the activations", "dy": "the gradient"}
-SLOWER = 3.0  # times as long as ever before, a message has to take before its stage counts as late
+SLOWER = 3.0  # a stage is late when a message takes this many times as long as ever before
 
 
 class NonFinitePolicy:
     """Ends the training or lets it go on when values are not finite.
 
     Arguments:
-        job: whose --on-nan is obeyed: stop, skip or rollback. For rollback, too, Diverged is raised here; who catches
-            it goes back. Its pipeline is asked which stage was the first to compute something that is not finite.
-        batch_after: gives the batch (inputs, labels) that follows a number of batches, to ask the pipeline about it.
+        job: its --on-nan is the policy: stop, skip or rollback. For rollback, Diverged is raised as well, and the
+            caller goes back. Its pipeline finds the first stage that computes a value that is not finite.
+        batch_after: number of batches -> the batch (inputs, labels) that follows them, for the search for that stage.
         say: prints a line.
     """
 
@@ -60,8 +60,8 @@ class NonFinitePolicy:
         self.warnings = 0
 
     def handle_metrics(self, metrics: Metrics) -> None:
-        """For a batch whose loss is not finite or with which a refused update became known: raises Diverged, or warns
-        where the policy is to skip."""
+        """Handles a batch whose loss is not finite, or whose metrics report a refused update: warns with the policy
+        skip, else raises Diverged."""
         self.warnings += 1
         if self.skips and self.warnings > MOST_WARNINGS:
             return
@@ -73,8 +73,8 @@ class NonFinitePolicy:
         self.say(f"WARNING: {fact}. No update is made with it{last}.")
 
     def handle_state(self, found: NotFinite, needed: bool) -> None:
-        """For a state that was not saved because it is not finite: raises Diverged. Where the policy is to skip, and
-        only batches in flight are affected, it warns; or raises SaveFailed if that checkpoint is needed."""
+        """Handles a state that was not saved because it is not finite: raises Diverged. With the policy skip, and if
+        only batches in flight are affected, it warns instead, or raises SaveFailed if the checkpoint is needed."""
         if not self.skips or found.lasting:
             raise Diverged(f"{found}{self.first_stage(found.step)}", found.step) from None
         if needed:
@@ -82,17 +82,18 @@ class NonFinitePolicy:
         self.say(f"WARNING: {found}. The earlier ones stay, and the run goes on.")
 
     def first_stage(self, step: int) -> str:
-        """Words that name the first stage that batch `step` makes non-finite; "" if all stages are finite by now."""
+        """A clause that names the first stage that batch `step` makes non-finite; "" if all stages are finite by
+        now."""
         where = self.pipeline.first_nonfinite(self.batch_after(step - 1), step - 1) if step else None
         return f"; the first that is not finite: the {where.what} of stage k={where.k}" if where else ""
 
 
 class Saving:
-    """Asks a run_checkpoints.Saver, which writes in a thread, for the checkpoints of one session.
+    """The checkpoints of one session, written in a thread by a run_checkpoints.Saver.
 
     Arguments:
         say: prints a line.
-        unfinished: to which the waiting for a checkpoint is told; None if nobody watches.
+        unfinished: the watchdog's list, in which the wait for a checkpoint is entered; None without a watchdog.
     """
 
     def __init__(
@@ -110,14 +111,14 @@ class Saving:
         )
         self.begin(run.fresh)
         if self.job.peers.first:
-            self.saver.prune()  # a process that was killed may not have got to it
+            self.saver.prune()  # a killed process may have left too many
 
     def begin(self, fresh: bool = False) -> None:
-        """Goes on from the checkpoint that the record has been restored from. fresh: there is none."""
+        """Goes on from the checkpoint of the restored record. fresh: there is none."""
         self.saver.best = self.record.best_step if self.options.keep_best else None
         self.saver.step = -1 if fresh else self.record.step
         self.last_save_attempt = self.record.step  # the newest step at which a checkpoint was due
-        self.drained = False  # whether batches in flight have been used up: such a state is never saved
+        self.drained = False  # whether the batches in flight have been used up; a drained state is never saved
 
     def due(self) -> bool:
         """Whether --checkpoint-every asks for a checkpoint after the newest batch."""
@@ -126,8 +127,8 @@ class Saving:
         return every > 0 and self.record.step // every > self.last_save_attempt // every
 
     def save(self, best: bool = False) -> None:
-        """Begins to write a checkpoint, unless the newest one is of this step. It contains unfinished losses as they
-        are. best: it is kept until there is a better one."""
+        """Begins to write a checkpoint, unless the newest one is of this step. Losses may still be unfinished in the
+        checkpoint. best: the checkpoint is kept until there is a better one."""
         self.last_save_attempt = self.record.step
         self.check()  # one at a time
         if self.drained:
@@ -137,7 +138,7 @@ class Saving:
             return
         self.record.losses(self.pipeline.losses())
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
-        expected = None if self.nonfinite.skips else self.record.bad  # those that were reported, or any
+        expected = None if self.nonfinite.skips else self.record.bad  # refused updates it may have
         state = self.pipeline.snapshot(own=True)
         self.saver.save(self.record.step, state, self.record.state() | unread, expected, best)
 
@@ -146,11 +147,11 @@ class Saving:
         return self.saver.step == self.record.step
 
     def check(self, needed: bool = False, last: bool = False) -> None:
-        """Waits for the checkpoint under way, reports it if it has failed, and obeys the policy for that.
+        """Waits for the checkpoint under way. If it has failed, reports that and follows --on-failed-save.
 
         Arguments:
             needed: the session ends with this checkpoint, so there is no going on without it.
-            last: so does the run.
+            last: the run ends with this checkpoint.
         Raises: SaveFailed, Diverged.
         """
         try:
@@ -165,15 +166,15 @@ class Saving:
             self.nonfinite.handle_state(found, needed)
 
     def allow_repaired_data(self) -> None:
-        """Makes all checkpoints, and the next, ones that can be resumed after a damaged image has been repaired. A text
-        that was cut short has to be the same again."""
+        """Allows a resume from any checkpoint, and from the next one, after a damaged image has been repaired. A text
+        that was cut short must be restored exactly."""
         self.saver.close()
         now = self.job.dataset.fingerprint
         if self.job.dataset.unit == "tokens":
             return
         self.saver.about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
         for path in run_checkpoints.stored(self.root):
-            with contextlib.suppress(OSError, BadInput):  # then it is refused after the repair
+            with contextlib.suppress(OSError, BadInput):  # this checkpoint is then refused after the repair
                 manifest.change_about(path, self.saver.about)
 
     def abandon(self) -> None:
@@ -191,32 +192,32 @@ def versions() -> dict[str, str | None]:
 
 
 def about_job(job: Job) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the run: versions, the data, and the options that may not change."""
+    """The manifest's entries on the run: versions, the data, and the options that may not change."""
     fixed = [name for name, field in FIELDS.items() if not field.free]
     options = {name: getattr(job.options, name) for name in fixed}
     return {**versions(), "options": options, "data": job.dataset.fingerprint}
 
 
 class Watchdog:
-    """A context within which operations that do not finish are named. It stops nothing and waits for nothing.
+    """A context in which operations that do not finish are reported. It stops nothing and waits for nothing.
 
-    A thread looks now and then at what was dispatched and is not finished (fdg_jax.engine.unfinished). If the oldest
-    operation stays the same for long, it is named on stderr and in `stalls.jsonl`: mostly one of a stage, for which
-    everything else waits. What to do about it is for a person to decide.
+    A thread regularly looks at the unfinished operations (fdg_jax.engine.unfinished). If the oldest one stays the same
+    for long, it is reported on stderr and in `stalls.jsonl`. It is mostly the operation of a stage for which all others
+    wait. A person decides what to do about it.
 
     Arguments:
         unfinished: the operations under way.
-        seconds: until an operation is named, and between namings of the same one.
+        seconds: until an operation is reported, and between reports of the same one.
         run: the run directory, for stalls.jsonl.
 
-    `may_compile` is set while the host makes a dispatch that may compile, which takes long and is no stall.
+    `may_compile` is set during a dispatch that may compile: this takes long and is no stall.
     """
 
     def __init__(self, unfinished: UnfinishedOperations, seconds: float, run: Path):
         self.unfinished, self.seconds, self.run = unfinished, seconds, run
         self.may_compile = False
         self.op: Dispatched | None = None  # the oldest one at the last look
-        self.since, self.times_named = 0.0, 0  # when it was seen first; how often it was named
+        self.since, self.times_named = 0.0, 0  # when it was seen first; how often it was reported
         self.leaving = Event()
         self.thread = Thread(target=self.watch, name="watchdog", daemon=True)
 
@@ -226,14 +227,14 @@ class Watchdog:
 
     def __exit__(self, *_) -> None:
         self.leaving.set()
-        self.thread.join(5)  # a daemon: should it hang, the run ends all the same
+        self.thread.join(5)  # a daemon thread: if it hangs, the run still ends
 
     def watch(self) -> None:
         while not self.leaving.wait(min(self.seconds / 5, 5.0)):
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Names the oldest operation if it has been that for long enough."""
+        """Reports the oldest operation if it has been the oldest for long enough."""
         op = self.unfinished.oldest()
         if op is None or self.op is None or op.since != self.op.since:
             self.since, self.times_named = now, 0
@@ -256,9 +257,9 @@ class Watchdog:
 
 @contextlib.contextmanager
 def waiting(unfinished: UnfinishedOperations | None, kind: str, batch: int) -> Iterator[None]:
-    """A context that lets the watchdog name what the training loop itself waits for.
+    """A context that tells the watchdog what the training loop itself waits for.
 
-    unfinished: None if nobody watches. kind: one of OTHERS.
+    unfinished: None without a watchdog. kind: a key of OTHERS.
     """
     if unfinished:
         unfinished.begin(kind, 0, batch, batch)
@@ -284,17 +285,17 @@ def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -
 
 
 def operation(op: Dispatched) -> str:
-    """What is done, in words."""
+    """The operation in words."""
     return OTHERS[op.kind][1] if op.kind in OTHERS else WORDS.get(op.kind, op.kind)
 
 
 class PeerWatchdog(Watchdog):
-    """A `Watchdog` that also knows what is awaited from other processes.
+    """A `Watchdog` that also reports late messages from other processes.
 
     Arguments:
         unfinished, seconds, run: as those of `Watchdog`; seconds may be infinite.
-        timeout: seconds that a message is waited for; then the process ends with exit code 1.
-        processes: of the stages k = 1..K.
+        timeout: seconds to wait for a message; then the process ends with exit code 1.
+        processes: the process of each stage k = 1..K.
         process: the number of this one.
     """
 
@@ -310,21 +311,21 @@ class PeerWatchdog(Watchdog):
         super().__init__(unfinished, seconds, run)
         self.timeout, self.processes, self.process = timeout, processes, process
         self.looked, self.longest, self.next = time.monotonic(), 0.0, LATE_SECONDS
-        self.unusual = False  # whether what is waited for may have been compiled, or this process has slept
+        self.unusual = False  # whether the awaited operation may have compiled, or this process was suspended
 
     def watch(self) -> None:
         while not self.leaving.wait(LOOK_SECONDS):
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Names what is late; what this process itself has slept through counts for nobody."""
+        """Reports what is late. Time in which this process itself was suspended does not count."""
         slept, self.looked = now - self.looked > 5 * LOOK_SECONDS, now
         before, since = self.op, self.since
         super().look(now)
         if slept:
             self.since = now
         self.unusual = self.unusual or slept or self.may_compile
-        if before is not None and (self.op is None or self.op.since != before.since):  # it has come
+        if before is not None and (self.op is None or self.op.since != before.since):  # the message has come
             if before.kind.startswith(MESSAGE) and not self.unusual:
                 self.longest = max(self.longest, now - since)
             self.unusual = False
@@ -333,12 +334,12 @@ class PeerWatchdog(Watchdog):
             self.waited(self.op, now - self.since)
 
     def tell(self, op: Dispatched, now: float) -> None:
-        """Names an operation of this process; messages are named by `waited`."""
+        """Reports an operation of this process; `waited` reports messages."""
         if not op.kind.startswith(MESSAGE):
             super().tell(op, now)
 
     def waited(self, op: Dispatched, seconds: float) -> None:
-        """A message has been the oldest thing that is awaited for so many seconds."""
+        """Handles a message that has been the oldest unfinished operation for so many seconds."""
         what = op.kind.removeprefix(MESSAGE)
         what = MESSAGES.get(what, what) + (f" of batch {op.first:,}" if op.first else "")
         whose = f"stage k={op.k} (process {self.processes[op.k - 1]})"
@@ -355,7 +356,7 @@ class PeerWatchdog(Watchdog):
 
 
 def watchdog(job: Job, unfinished: UnfinishedOperations, run: Path) -> Watchdog:
-    """What looks after the operations under way, and after the messages of other processes."""
+    """The watchdog over the operations under way and the messages of other processes."""
     seconds, peers = job.options.stall_seconds, job.peers
     if peers.processes == 1:
         return Watchdog(unfinished, seconds, run)

@@ -1,8 +1,8 @@
 """The processes of one training: how they join, and what they decide together.
 
-Every process runs the same training loop over its own stages. Whatever it sees of losses is the same everywhere, so
-most decisions are too. The others begin in one process: a signal, a checkpoint that cannot be written, a file that is
-not there. Such a fact has to reach all of them, and for whatever changes what is computed they act on it after the same
+Every process runs the same training loop over its own stages. All processes see the same losses, so most decisions
+agree by themselves. Some facts are known to one process only: a signal, a checkpoint that cannot be written, a missing
+file. These have to reach all processes. If they change what is computed, all processes act on them after the same
 batch.
 """
 
@@ -37,61 +37,61 @@ from fdg_jax.transport.notices import Notices
 
 Answer = TypeVar("Answer")
 
-LATE_SECONDS = 10.0  # after which a process that is waited for is named
-KEEPER_SECONDS = 1.0  # in which process 0, which keeps the notices, gives one that is there
-END_SECONDS = 5.0  # for the others to end, too
-FIRST_ENDS_SECONDS = 60.0  # the same for process 0, which still writes the report
-SHARED_SECONDS = 60.0  # for another host to see the run directory: network file systems remember what was not there
+LATE_SECONDS = 10.0  # after which a late process is reported
+KEEPER_SECONDS = 1.0  # in which process 0, which keeps the notices, answers
+END_SECONDS = 5.0  # for the other processes to end, too
+FIRST_ENDS_SECONDS = 60.0  # for process 0, which still writes the report
+SHARED_SECONDS = 60.0  # for another host to see the run directory: network file systems cache that a file is missing
 current: list["JoinedPeers"] = []  # the processes that this one has joined
-OF_A_PROCESS = ("run_dir", "data_dir")  # options that may differ: paths of a host
+OF_A_PROCESS = ("run_dir", "data_dir")  # options that may differ between hosts: paths
 
 
 class Elsewhere(BadInput):
-    """Another process refuses something, and says so itself."""
+    """Another process has refused the input and prints the error itself."""
 
 
 class Silent(Exception):
-    """Another process has not answered in time, so it is gone, or the way to it is."""
+    """Another process has not answered in time: it or the connection to it is gone."""
 
 
 class Peers:
-    """A training in one process, which has nobody to ask. One in several has `JoinedPeers`.
+    """The processes of a training in a single process. `JoinedPeers` is for several.
 
-    process: the number of this process, from 0. processes: how many there are. seconds: for which another one is waited
-        for.
+    process: the number of this process, from 0. processes: how many there are. seconds: how long to wait for another
+        one.
     """
 
     process, processes, seconds = 0, 1, math.inf
-    lost = False  # whether this process has to end alone, because of what the others do not know
+    lost = False  # whether this process must end alone, for a reason unknown to the others
 
     @property
     def first(self) -> bool:
-        """Whether this is process 0, which writes the run directory and talks to the terminal."""
+        """Whether this is process 0, which writes the run directory and prints."""
         return self.process == 0
 
     def all_gather(self, value: Any, name: str = "") -> list[Any]:
-        """Tells all processes a value that JSON can hold.
+        """Sends a JSON value to all processes, and waits for the values of all.
 
         Arguments:
-            value: this process's.
-            name: of this exchange, if a thread makes it; all others are counted.
+            value: this process's value.
+            name: the name of this exchange, if a thread makes it; other exchanges are numbered.
 
-        Returns: the values of the processes 0, 1, ..., for which it waits.
+        Returns: the values of the processes 0, 1, ...
         """
         return [value]
 
     def from_zero(self, make: Callable[[], Any]) -> Any:
-        """Has process 0 make a value that JSON can hold, and tells it to all.
+        """Calls `make` in process 0 and returns its JSON value in all processes.
 
-        Raises: BadInput or Stopped in every process, if making it does.
+        Raises: BadInput or Stopped in every process, if `make` raises it.
         """
         return self.all_gather(self.on_all(lambda: make() if self.first else None))[0]
 
     def on_all(self, make: Callable[[], Any]) -> Any:
-        """Has every process make something of its own, and waits for all.
+        """Calls `make` in every process, and waits for all.
 
-        Returns: what this process has made.
-        Raises: BadInput or Stopped, in every process, if making it raises that in one of them.
+        Returns: this process's result.
+        Raises: BadInput or Stopped in every process, if `make` raises it in one of them.
         """
         made = ended = None
         try:
@@ -108,7 +108,7 @@ class Peers:
         raise Elsewhere(fact) if isinstance(fact, str) else Stopped(fact)
 
     def compare(self, settings: Mapping[str, Any]) -> None:
-        """Raises BadInput in every process if one of them has other settings, by name, than process 0."""
+        """Raises BadInput in every process if the settings (name -> value) of one differ from those of process 0."""
         said = self.all_gather({name: str(value) for name, value in settings.items()})
 
         def check() -> None:
@@ -118,15 +118,15 @@ class Peers:
         self.from_zero(check)
 
     def on_one_core(self) -> bool | None:
-        """Whether process 0 may use one core only. All of several processes act alike, as the last bits depend on it.
-        None for one process."""
+        """Whether process 0 may use one core only; all processes then act alike, as the last bits depend on it. None
+        for a single process."""
         return None if self.processes == 1 else self.from_zero(lambda: facts.usable_cores() == 1)
 
     def agree(self, **facts: Any) -> Mapping[str, Any]:
-        """Called between two batches: learns whether something has happened anywhere that all have to act on now.
+        """Called between two batches: returns the events in any process on which all have to act now.
 
         Arguments:
-            facts: what has happened here, in JSON's values; None or False: nothing.
+            facts: the events in this process, as JSON values; None or False: nothing has happened.
 
         Returns: the facts of all processes; {} if there is nothing to act on yet.
         """
@@ -136,19 +136,20 @@ class Peers:
 class JoinedPeers(Peers):
     """A training in several processes that have joined (fdg_jax.transport.joining).
 
-    `agree` never waits for a batch of another process: a thread learns that somebody asks for a meeting, says how often
-    its process has called `agree`, and all meet at the call after the largest such number.
+    `agree` never waits for a batch of another process. A process with an event asks for a meeting; a thread in each
+    process then sends how often its process has called `agree`. All act on the event at the call after the largest of
+    these counts.
 
     Arguments:
         process, processes: as in `Peers`.
-        seconds: for which another process is waited for.
-        notices: through which they talk.
+        seconds: how long to wait for another process.
+        notices: the message board of the processes.
     """
 
     def __init__(self, process: int, processes: int, seconds: float, notices: Notices):
         self.process, self.processes, self.seconds, self.notices = process, processes, seconds, notices
         self.shared = 0  # exchanges so far
-        self.silence = ""  # what was found out about a process that does not answer
+        self.silence = ""  # the message about a process that does not answer
         self.condition = Condition()
         self.calls, self.meetings = 0, 0
         self.mine: dict[str, Any] = {}
@@ -164,7 +165,7 @@ class JoinedPeers(Peers):
         return [json.loads(self.wait(name, process)) for process in range(self.processes)]
 
     def leave(self, name: str, text: str) -> None:
-        """Leaves a notice. Process 0 keeps all of them, so this waits for it, too."""
+        """Posts a notice. Process 0 keeps all notices, so the call waits for process 0."""
         if self.process == 0:
             self.notices.put(name, text)
             return
@@ -181,7 +182,7 @@ class JoinedPeers(Peers):
         left.result()
 
     def wait(self, name: str, process: int) -> str:
-        """What a process has left under a name, under which this one has left something, too."""
+        """The notice that a process has posted under a name. This process must have posted one under it as well."""
 
         def who() -> int:
             return process if self.notices.wait(f"{name}/{self.process}", KEEPER_SECONDS) is not None else 0
@@ -189,11 +190,11 @@ class JoinedPeers(Peers):
         return self.answer(lambda seconds: self.notices.wait(f"{name}/{process}", seconds), who)
 
     def answer(self, ask: Callable[[float], Answer | None], who: Callable[[], int]) -> Answer:
-        """Waits for an answer of another process, which is named if it is late.
+        """Waits for an answer of another process, and reports a late one.
 
         Arguments:
-            ask: ask(seconds) -> the answer; None if it has not come in so many seconds.
-            who: which process is waited for. It is process 0 where not even this process's own notice can be read.
+            ask: ask(seconds) -> the answer; None if there is none in so many seconds.
+            who: () -> the number of the awaited process: 0 if not even this process's own notice can be read.
         """
         began, waited = time.monotonic(), 0.0
         while True:
@@ -205,7 +206,7 @@ class JoinedPeers(Peers):
                 self.silence = (
                     f"process {who()} has not answered for {waited:,.0f} s. It is gone, or the way to it is cut."
                 )
-            if self.silence:  # perhaps another thread's: nobody waits for the same end a second time
+            if self.silence:  # perhaps found by another thread: no second wait for a process that is gone
                 raise Silent(self.silence)
             fact = f"process {self.process} has waited {waited:,.0f} s for process {who()}"
             print(f"WARNING: {fact}, which is late.", file=sys.stderr, flush=True)
@@ -228,8 +229,8 @@ class JoinedPeers(Peers):
             return found
 
     def listen(self) -> None:
-        """The thread: decides with those of the other processes where the next meeting is."""
-        with contextlib.suppress(JaxRuntimeError, Silent):  # the others are gone, which the training notices, too
+        """The thread: agrees with the threads of the other processes on the next meeting."""
+        with contextlib.suppress(JaxRuntimeError, Silent):  # the others are gone; the training notices this itself
             while True:
                 self.decide(self.meetings)
         with self.condition:
@@ -237,7 +238,8 @@ class JoinedPeers(Peers):
             self.condition.notify_all()
 
     def decide(self, number: int) -> None:
-        """Waits until the meeting of that number is over, or for a while for somebody to ask for it."""
+        """Waits for a request for the meeting of that number; if one comes, settles the meeting and waits until it is
+        over."""
         if self.notices.wait(f"meeting {number}", LATE_SECONDS) is not None:
             with self.condition:
                 self.deciding, calls, mine = True, self.calls, self.mine
@@ -254,10 +256,10 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     """Joins the other processes of the training, if there are any, and checks that all were started alike.
 
     Arguments:
-        joining: how to find the others. options: as asked for. given: the names of those on the command line.
+        joining: how to find the others. options: of this process. given: the names of those on the command line.
 
     Raises:
-        BadInput: they cannot be joined, or were started otherwise. Silent: they do not come.
+        BadInput: the processes cannot be joined, or were started differently. Silent: one of them does not come.
     """
     if not joining.wanted:
         return Peers()
@@ -277,14 +279,14 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
         raise Silent(f"after {transport.JOINING_SECONDS} s, {missing} has not come.") from None
     peers = JoinedPeers(process, processes, joining.peer_timeout, Notices())
     current.append(peers)
-    if process > 0:  # process 0 says what there is to say
+    if process > 0:  # only process 0 prints
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     peers.compare(settings(options, given))
     return peers
 
 
 def settings(options: Config, given: frozenset[str]) -> dict[str, Any]:
-    """What processes must have in common before any of them loads data, by name."""
+    """The settings (name -> value) that all processes must share, checked before any loads data."""
     asked = {spelled(name): getattr(options, name) for name in FIELDS if name not in OF_A_PROCESS}
     versions = {name: run_files.version(name) for name in run_files.LIBRARIES}
     code = {"git commit": run_files.git_commit(), "XLA_FLAGS": os.environ.get("XLA_FLAGS")}
@@ -328,8 +330,8 @@ def check_shared(path: Path, peers: Peers) -> None:
 
 
 def leave(code: int) -> None:
-    """Ends this process at once; where all processes end, after taking leave of them: else some would be told that the
-    coordinator has failed. JAX's own end waits long for processes that are gone."""
+    """Ends this process at once, since JAX's own shutdown waits long for lost processes. If all processes end together,
+    it waits for them first; else some would report that the coordinator has failed."""
     if current:
         ending = Thread(target=take_leave, args=(current[0],), daemon=True)
         ending.start()

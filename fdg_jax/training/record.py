@@ -1,7 +1,6 @@
 """A run, and what its training loop records: losses averaged into lines, evaluations, and speed without compilation.
 
-`Record` goes into every checkpoint. So a resumed run logs the same lines at the same steps as one that was never
-stopped.
+Every checkpoint contains the `Record`, so a resumed run logs the same lines at the same steps as an uninterrupted one.
 """
 
 import json
@@ -33,16 +32,16 @@ from fdg_jax.training.job import Job
 
 
 class RunLog:
-    """The open files of a run directory: `metrics.jsonl`, a line for each event, and TensorBoard's curves.
+    """The open files of a run directory: `metrics.jsonl` with a line for each event, and TensorBoard's curves.
 
     Arguments:
         run: the run directory.
-        lines: how many lines of metrics.jsonl the checkpoint counts; later ones are dropped.
+        lines: how many lines of metrics.jsonl belong to the checkpoint; later ones are dropped.
         step: the batch at which TensorBoard's curves begin.
-        tensorboard: whether there are such curves.
-        trackers: that get the same curves. They outlive the log.
+        tensorboard: whether TensorBoard's curves are written.
+        trackers: get the same curves, and stay open when the log is closed.
 
-    `lines` is the number of lines so far, which a checkpoint contains.
+    `lines` is the number of lines so far; a checkpoint contains it.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class RunLog:
         self.trackers.add(event["step"], curves)
 
     def flush(self) -> None:
-        """Brings everything so far to the disk. The thread that writes checkpoints calls it."""
+        """Brings all lines so far to the disk. The thread that writes checkpoints calls this method."""
         os.fsync(self.file.fileno())
         self.board.flush()
 
@@ -81,20 +80,20 @@ HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
 
 class Speed:
-    """Call finished() whenever losses were read, and do within pause() whatever is not training."""
+    """The speed of training. Call finished() after reading losses, and do all other work within pause()."""
 
     def __init__(self) -> None:
-        self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, what was finished by then)
+        self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, units finished by then)
         self.not_training, self.units = 0.0, 0
         self.paused_at: float | None = None
 
     def seconds(self) -> float:
-        """Of training so far. It stands during a pause, in which losses may be read, too."""
+        """Seconds of training so far. A pause, in which losses may be read too, adds none."""
         now = time.monotonic() if self.paused_at is None else self.paused_at
         return now - self.not_training
 
     def finished(self, units: int) -> None:
-        """So many images or tokens have been finished since the last call."""
+        """Counts images or tokens that were finished since the last call."""
         self.units += units
         self.marks.append((self.seconds(), self.units))
         while len(self.marks) > 2 and self.marks[1][0] < self.marks[-1][0] - HORIZON_SECONDS:
@@ -102,7 +101,7 @@ class Speed:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Time that counts for nothing: an evaluation, a checkpoint. One within another is part of it."""
+        """A context whose time is not counted: an evaluation, a checkpoint. Pauses may be nested."""
         outer = self.paused_at
         self.paused_at = start = time.monotonic() if outer is None else outer
         try:
@@ -113,7 +112,7 @@ class Speed:
                 self.not_training += time.monotonic() - start
 
     def compiled(self) -> None:
-        """Forgets what was measured so far, as the last dispatch may have compiled."""
+        """Drops the measurements so far, as the last dispatch may have compiled."""
         self.marks.clear()
 
     def now(self) -> float | None:
@@ -133,7 +132,7 @@ class Diverged(Exception):
 
 
 def diverged_by(metrics: Metrics) -> Diverged:
-    """What to raise for a batch whose loss is not finite, or whose metrics report a refused update."""
+    """The exception for a batch whose loss is not finite, or whose metrics report a refused update."""
     facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
     if any(metrics.bad):
         facts.append(describe_first_refused(metrics.bad))
@@ -141,7 +140,7 @@ def diverged_by(metrics: Metrics) -> Diverged:
 
 
 def raise_diverged(metrics: Metrics) -> None:
-    """Raises what `diverged_by` makes."""
+    """Raises the exception of `diverged_by`."""
     raise diverged_by(metrics)
 
 
@@ -149,14 +148,14 @@ class Record:
     """The numbers of a run so far.
 
     Arguments:
-        examples: of the training set.
+        examples: the size of the training set.
         log_every: batches between two lines of metrics.jsonl.
         learning_rates: [batches of all epochs]; entry b-1 is batch b's.
         writes: whether it writes files; only one of several processes does.
-        source: the data set, which says what speed is counted in; None: in images.
+        source: the data set, which has the unit of speed; None: images.
 
-    `step` is the number of batches entered, `seconds` the wall clock over all sessions, compilation and evaluation
-    included.
+    `step` is the number of batches entered. `seconds` is the wall-clock time of all sessions, with compilation and
+    evaluation.
     """
 
     def __init__(
@@ -176,14 +175,14 @@ class Record:
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1
         self.timed_units, self.timed_seconds, self.units = 0, 0.0, 0  # units are images or tokens
         self.pending: list[float] = []  # losses since the last line
-        self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of an epoch's worth of batches
+        self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of the newest batches
         self.error: float | None = None
         self.test_loss: float | None = None
         self.best_error, self.best_step = math.inf, None
         self.unread: list[Metrics] = []  # losses that were unfinished when the checkpoint was written
         self.last_loss: float | None = None
         self.rate: float | None = None
-        self.bad: tuple[int, ...] = ()  # per stage the first update that is known to be refused, as Metrics.bad
+        self.bad: tuple[int, ...] = ()  # the first update of each stage that is known to be refused, as Metrics.bad
         self.on_nonfinite: Callable[[Metrics], None] = raise_diverged
         self.speed = Speed()
         self.trackers = NO_TRACKERS
@@ -197,7 +196,7 @@ class Record:
         self._began = time.monotonic()
 
     def catch_up(self) -> None:
-        """Takes, once, the losses that were unfinished when the checkpoint was written."""
+        """Records the losses that were unfinished when the checkpoint was written; a second call does nothing."""
         unread, self.unread = self.unread, []
         self.losses([each._replace(bad=self.bad) for each in unread])
 
@@ -207,7 +206,7 @@ class Record:
             self.log.close()
 
     def flush(self) -> None:
-        """Brings what was written so far to the disk. The thread that writes checkpoints calls it."""
+        """Brings all lines so far to the disk. The thread that writes checkpoints calls this method."""
         if self.log:
             self.log.flush()
 
@@ -219,7 +218,7 @@ class Record:
             "evaluated": self.evaluated,
             "lines": self.log.lines if self.log else self.lines,
             "sessions": self.sessions,
-            "timed_images": self.timed_units,  # the name in checkpoints since there was nothing but images
+            "timed_images": self.timed_units,  # an old name, from when all data were images
             "timed_seconds": self.timed_seconds,
             "images": self.units,
             "pending": np.asarray(self.pending, np.float64),
@@ -259,7 +258,7 @@ class Record:
         self.timed_seconds += seconds
 
     def losses(self, metrics: Sequence[Metrics]) -> None:
-        """Takes finished losses, in the order of their batches. Only finite ones enter a mean."""
+        """Records finished losses, in the order of their batches. Only finite ones enter a mean."""
         ragged = sum(each.step % self.steps_per_epoch == 0 for each in metrics)
         if metrics:
             examples = self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged
@@ -277,12 +276,12 @@ class Record:
                 self.on_nonfinite(each)
 
     def late_refusals(self, bad: tuple[int, ...]) -> None:
-        """Takes refused updates that became known after the last loss."""
+        """Records refused updates that became known after the last loss."""
         if self.learn_refusals(bad):
             self.on_nonfinite(Metrics(self.step, 0.0, bad))
 
     def learn_refusals(self, bad: tuple[int, ...]) -> bool:
-        """Records the first refused update of each stage, 0 if none. Returns whether there are more than before."""
+        """Records the first refused update of each stage (0: none). Returns whether any are new."""
         known, self.bad = self.bad, bad
         return bad != known and any(bad)
 
@@ -301,7 +300,7 @@ class Record:
         self.pending.clear()
 
     def write(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
-        """Writes an event, in the process that writes files."""
+        """Writes an event, if this process writes files."""
         if self.log:
             self.log.append(event, curves)
 
@@ -310,7 +309,7 @@ class Record:
         return float(f"{self.learning_rates[step - 1]:.7g}")
 
     def last_line(self) -> None:
-        """Writes the losses that are in no line yet."""
+        """Writes a last line with the losses that are in no line yet."""
         if self.pending:
             self.line(self.step)
 
@@ -328,7 +327,7 @@ class Record:
         return best
 
     def train_loss(self) -> float:
-        """The mean over the last epoch's number of batches (fewer if the run is shorter)."""
+        """The mean over the newest batches, as many as an epoch has (fewer if the run is shorter)."""
         return math.fsum(self.recent) / len(self.recent) if self.recent else math.nan
 
     def per_second(self) -> float | None:
@@ -338,10 +337,10 @@ class Record:
 
 
 class Run(NamedTuple):
-    """What is trained, where its files lie, and where this session of it begins.
+    """A run: what is trained, where its files are, and where this session begins.
 
-    resumed: it was begun before. fresh: there is no checkpoint of it. start: what is traced and tracked.
-    again: the command that goes on with it.
+    resumed: an earlier session began the run. fresh: the run has no checkpoint. start: what is traced and tracked.
+    again: the command that resumes the run.
     """
 
     job: Job

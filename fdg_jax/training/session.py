@@ -1,5 +1,5 @@
-"""One session of a run: it begins at the first batch or at the newest checkpoint, trains, and leaves a checkpoint where
-it can."""
+"""One session of a run: it begins at the first batch or at the newest checkpoint, trains, and leaves a checkpoint if
+possible."""
 
 import sys
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from fdg_jax.training.record import Diverged, Record, Run
 
 
 class Broken(Exception):
-    """An unexpected exception, the cause of this one, has ended the training. The text says whether a checkpoint was
-    written."""
+    """An unexpected exception (`__cause__`) has ended the training. The text says whether a checkpoint was written."""
 
 
 def begin(job: Job, path: Path, resume: bool) -> Run:
-    """Restores the newest checkpoint of a run that goes on. Changes no file of it but what is damaged or a remainder.
-    BadInput when there is nothing whole to resume from, or the run could not go on with the same bits."""
+    """Begins a run, or restores the newest checkpoint of a resumed one. In the run directory, only removes temporary
+    files and sets damaged checkpoints aside. Raises BadInput if no checkpoint is whole, or the run could not go on with
+    the same bits."""
     o, root, examples = job.options, path / CHECKPOINTS, len(job.dataset.train_inputs)
     job.peers.from_zero(lambda: run_checkpoints.sweep(root))
     record = Record(examples, o.batch_size, o.log_every, job.learning_rates, job.peers.first, job.dataset)
@@ -46,12 +46,13 @@ def begin(job: Job, path: Path, resume: bool) -> Run:
 
 
 def refuse_lost(job: Job, path: Path) -> None:
-    """Raises BadInput where a run has come so far that it had a checkpoint, and there is none: it would begin anew."""
+    """Raises BadInput if a run must have had a checkpoint by its number of batches, and has none now: it would start
+    from the beginning."""
     o, config = job.options, path / run_files.CONFIG
     every = run_files.read_json(config).get("checkpoint_every") if config.is_file() else None
     due = max(job.steps_per_epoch if each is None else each for each in (every, o.checkpoint_every))
     step = max((event["step"] for event in reading.events(path)), default=0)
-    # A second one is begun only when the first has been written. 0: none before the end.
+    # Twice `due`, because a second checkpoint is begun only after the first is written. 0: none before the end.
     if (path / run_files.SUMMARY).exists() or (step >= 2 * due and 0 not in (every, o.checkpoint_every)):
         fact = f"{path} has results up to batch {step:,} and no checkpoint to go on from"
         raise BadInput(
@@ -73,7 +74,7 @@ def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
 
 
 def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
-    """Restores a checkpoint. BadInput where the run could not go on with the same bits."""
+    """Restores a checkpoint. Raises BadInput if the run could not go on with the same bits."""
     for name, now in versions().items():
         if about.get(name) != now:
             raise BadInput(
@@ -95,7 +96,7 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
 
 
 def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> None:
-    """BadInput where a checkpoint was made with other data than these. A warning where it does not say with which."""
+    """Raises BadInput if a checkpoint was made with other data. Warns if the checkpoint does not say with which."""
     was, now = about.get("data"), dataset.fingerprint
     if now is None or not fingerprint.comparable(was):
         fact = f"the newest checkpoint does not say which {dataset.unit} it was made with: another version wrote it"
@@ -115,8 +116,8 @@ def train(run: Run, signals: Signals) -> tuple[str, str]:
         sha256 of the parameters, and of the last checkpoint's state.
     Raises:
         Stopped: a signal came; a checkpoint was written.
-        Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, if there is one
-            process and no test after the last batch.
+        Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, except with
+            several processes or in the evaluation after the last batch.
         Diverged: a loss, a gradient or the state is not finite.
         SaveFailed: a checkpoint that is needed cannot be written.
         OSError: the disk is full; a checkpoint was tried.
@@ -137,7 +138,7 @@ def train(run: Run, signals: Signals) -> tuple[str, str]:
                         job.peers.lost = True
                         loop.saving.allow_repaired_data()
                         if job.peers.processes > 1 or loop.saving.drained:
-                            raise  # a checkpoint needs all processes, and batches in flight that are not used up
+                            raise  # a checkpoint needs all processes, and a state before draining
                     leave_checkpoint(loop)
                     raise
                 except (Diverged, run_checkpoints.SaveFailed):  # the state is wrong or cannot be saved
@@ -153,7 +154,7 @@ def train(run: Run, signals: Signals) -> tuple[str, str]:
 
 
 def train_with_rollback(loop: Loop) -> tuple[str, str]:
-    """Trains and finishes, going back where that is the policy, but never twice for the same batch.
+    """Trains and finishes. With --on-nan rollback it goes back to a checkpoint, but never twice for the same batch.
 
     Returns: what Loop.finish returns. Raises: Diverged.
     """
@@ -182,7 +183,7 @@ def roll_back(loop: Loop, why: Diverged) -> None:
         raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
     loop.clock.forget()
     begin_again(loop.job, record, *found)
-    record.sessions -= 1  # it is still the same session
+    record.sessions -= 1  # a rollback begins no new session
     record.close()
     if record.trackers.clients:
         record.trackers.write(loop.run.path)
@@ -193,21 +194,21 @@ def roll_back(loop: Loop, why: Diverged) -> None:
 
 
 def leave_checkpoint(loop: Loop) -> None:
-    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if that is
-    impossible."""
+    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if none can be
+    written."""
     try:
         loop.saving.save()
         loop.saving.check(needed=True)
     except (run_checkpoints.SaveFailed, Diverged):
         raise
-    except Exception as error:  # for example of JAX, if the device is lost
+    except Exception as error:  # for example one of JAX's, if the device is lost
         raise run_checkpoints.SaveFailed(f"The state cannot be read ({reason(error)}).") from error
     if not loop.saving.is_current():
         raise run_checkpoints.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
 
 
 def try_checkpoint(loop: Loop) -> str:
-    """Tries the same after a fault. Never raises; returns a sentence on whether it succeeded."""
+    """Tries `leave_checkpoint` after a fault. Never raises; returns a sentence on the outcome."""
     step = f"batch {loop.record.step:,}"
     if loop.job.peers.processes > 1:
         return "No checkpoint was tried: it needs all processes."

@@ -1,7 +1,7 @@
 """The network that a run has trained, uncut, with its weights on the host: `fdg_jax.load_run`, and `--init-from`.
 
-It has no stages and no state of training. So it works on any number of devices, and without the run's data. It
-predicts, evaluates, goes to a file, or gives its weights to a new run.
+`Trained` has no stages and no training state, so it works on any number of devices and without the run's data. It
+predicts, evaluates, writes a file, or gives its weights to a new run.
 """
 
 import dataclasses
@@ -46,11 +46,11 @@ OF_A_RUN = re.compile(r"(.+)@(\d+|best)", re.S)  # of --init-from: RUN@STEP or R
 
 
 class Inputs(NamedTuple):
-    """What the network of a run takes.
+    """The inputs and outputs of a run's network.
 
-    shape: [H, W, C] of an image, [T] of a block of text. data_dtype: as the data set has it.
-    classes: of the network's outputs.
-    mean, std: [C] of the pixels scaled to 0..1, by which images are normalised; empty for text.
+    shape: [H, W, C] of an image, [T] of a block of text. data_dtype: the dtype in the data set.
+    classes: the number of the network's outputs.
+    mean, std: [C], of pixels scaled to 0..1, for normalising images; empty for text.
     """
 
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
         return jax.ShapeDtypeStruct((n, *self.shape), np.float32 if self.mean else np.int32)
 
     def zeros(self, name: str, examples: int) -> Dataset | Text:
-        """A data set of so many training examples, black images or zero bytes, which take no memory."""
+        """A data set of so many training examples: black images or zero bytes, which take no memory."""
         pixels, labels = np.broadcast_to(np.uint8(0), (examples, *self.shape)), np.zeros(examples, np.int32)
         if not self.mean:
             return Text(name, pixels, pixels, pixels, pixels, sha256="", files=(), classes=self.classes)
@@ -73,13 +73,14 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(source: Any) -> Inputs:
-    """What the network takes that is trained on a data set (fdg_jax.data.source)."""
+    """The inputs of a network that is trained on this data set (fdg_jax.data.source)."""
     mean, std = (tuple(float(each) for each in getattr(source, name, ())) for name in ("mean", "std"))
     return Inputs(tuple(source.shape), np.dtype(source.dtype).name, int(source.classes), mean, std)
 
 
 def read_inputs(found: Any, where: str) -> Inputs:
-    """The inputs in a file. where: for the message. Raises BadInput where a value cannot be."""
+    """Reads `Inputs` from a file's JSON. where: the file's name in messages. Raises BadInput if a value is
+    impossible."""
     try:
         shape, dtype, classes, mean, std = (found[name] for name in Inputs._fields)
         whole, real = [*shape, classes], [*mean, *std]
@@ -100,12 +101,12 @@ def blocks_of(options: Config, inputs: Inputs) -> list[nn.Module]:
 
 
 def cuts_of(options: Config, blocks: Sequence[nn.Module]) -> tuple[int, ...]:
-    """The first blocks of the stages 2..K of a run, whose options are settled. Raises BadInput."""
+    """The first blocks of the stages 2..K of a run with settled options. Raises BadInput."""
     return split.parse(options.split or "", options.model, options.K, len(blocks)) if options.K > 1 else ()
 
 
 def taken(about: Mapping[str, Any]) -> str:
-    """When the weights of a run were taken, in words."""
+    """A phrase for when the weights of a run were taken."""
     return f"after batch {about['step']:,}, {'every batch' if about['drained'] else 'batches in flight not'} used"
 
 
@@ -113,13 +114,13 @@ class Trained:
     """A trained network.
 
     network: the uncut network, a linen module: `network.apply(variables, preprocess(images), train=False)`.
-    variables: its Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
-    blocks: of which it consists.
-    options: of the run; from an exported file, those that the file has.
+    variables: the network's Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
+    blocks: the network's blocks.
+    options: of the run; from an exported file, the options in the file.
     inputs: what the network takes.
     cuts: the first blocks of the run's stages 2..K.
-    about: which weights these are: step (batches after which they were taken), drained (whether the batches in flight
-        were used before), parameters_sha256, data (the fingerprint of the data set).
+    about: where the weights are from: step (batches after which they were taken), drained (whether the batches in
+        flight were used before), parameters_sha256, data (the fingerprint of the data set).
     """
 
     def __init__(self, options: Config, inputs: Inputs, variables: Variables, about: Mapping[str, Any]):
@@ -133,21 +134,22 @@ class Trained:
 
     @property
     def which(self) -> str:
-        """Which weights these are, in words."""
+        """A phrase that says which weights these are."""
         return taken(self.about)
 
     @cached_property
     def preprocess(self) -> Callable[[Any], jax.Array]:
-        """What the data set has -> what the network takes: images [n, H, W, C] uint8 -> float32, tokens -> int32."""
+        """The function from the data set's examples to the network's inputs: images [n, H, W, C] uint8 -> float32,
+        tokens -> int32."""
         if not self.inputs.mean:
             return lambda tokens: jnp.asarray(tokens).astype(jnp.int32)
-        return augment.test_transform(self.inputs)  # type: ignore[arg-type]  # it looks at mean and std only
+        return augment.test_transform(self.inputs)  # type: ignore[arg-type]  # it reads mean and std only
 
     @cached_property
     def outputs(self) -> Callable[[Any], jax.Array]:
-        """images [n, H, W, C] uint8 -> logits [n, classes], which may be under way.
+        """The function images [n, H, W, C] uint8 -> logits [n, classes], which may still be unfinished arrays.
 
-        They are computed by a program for each of the run's stages, compiled as in the run: on a CPU this gives the
+        One program for each of the run's stages computes the logits, compiled as in the run: on a CPU this gives the
         bits of the run's own evaluation. One program for the whole network would round differently.
         """
         device, programs_of_stages = jax.local_devices()[0], []
@@ -170,7 +172,7 @@ class Trained:
         """The logits of images (or blocks of text), in evaluation mode.
 
         Arguments:
-            images: [n, H, W, C] uint8 (text: [n, T]), as the data set has them, for any n from 1.
+            images: [n, H, W, C] uint8 (text: [n, T]), as in the data set, for any n from 1.
 
         Returns: [n, classes] float32 (text: [n, T, classes]).
 
@@ -190,12 +192,12 @@ class Trained:
         """Test loss and top-1 error.
 
         Arguments:
-            batches: of (images, labels); by default the test images of the run's own data set.
-            data_dir: where that is; by default as the run was told.
-            text: the same for a run on text: its files. An exported file does not name them.
+            batches: an iterable of (images, labels); by default the test images of the run's own data set.
+            data_dir: the folder of that data set; by default the run's.
+            text: for a run on text, its files; by default the run's. An exported file does not name them.
 
         Raises:
-            BadInput: the data set is not there, or it is not the one that the run was trained on.
+            BadInput: the data set is missing, or is not the one that the run was trained on.
         """
         run = programs.jit(partial(tally, job.cross_entropy))
         found = self.test_batches(data_dir, text) if batches is None else batches
@@ -212,14 +214,14 @@ class Trained:
         return loop.feed(source, self.options, 0).test()
 
     def save(self, path: AnyPath) -> None:
-        """Writes the weights into a safetensors file (fdg_jax.save_weights), with what is needed to use them.
+        """Writes the weights and what is needed to use them into a safetensors file (fdg_jax.save_weights).
 
         The header has model, dataset, K, step, drained, input_shape, input_dtype, classes, mean, std, data, and the
-        options that make the run what it is. Paths of this machine are not among them.
+        options that decide the run's result, without paths of this machine.
 
         Raises:
-            BadInput: there is no such folder.
-            OSError: the disk is full, or the like.
+            BadInput: the file's folder does not exist.
+            OSError: the file cannot be written, for example on a full disk.
         """
         o, inputs = self.options, self.inputs
         fixed = {name: getattr(o, name) for name, field in FIELDS.items() if not field.free}
@@ -236,20 +238,19 @@ def load_run(
 ) -> Trained:
     """The network that a run has trained, uncut, for predicting, evaluating and plain Flax.
 
-    Without `checkpoint`, the weights of a finished run are those of summary.json: the batches that its last checkpoint
-    has in flight are used first, as the command does at the end of a run (unless --no-drain). Those of a run that is
-    not finished, and of a checkpoint that is asked for, are as they were then, with batches in flight not used: the
-    weights that the run's evaluation at that batch had.
+    Without `checkpoint`, the weights of a finished run are those of summary.json: the batches in flight of its last
+    checkpoint are used first, as at the end of the run (unless --no-drain). For an unfinished run, or with
+    `checkpoint`, the batches in flight are not used: these are the weights of the run's evaluation at that batch.
 
-    Call it before JAX computes anything: it then asks for as many CPU devices as the run had, by which programs give
-    the run's bits. Where they cannot, it warns. The data set is not needed.
+    Call this function before JAX computes anything. It then requests as many CPU devices as the run had, so that
+    programs give the run's bits; it warns if they cannot. The data set is not needed.
 
     Arguments:
         run: the run directory; or a file that `python -m fdg_jax.export` wrote.
-        checkpoint: the number of batches after which the checkpoint was written; or "best", for the lowest test error,
-            whose checkpoint --keep-best keeps.
-        data_dir: for runs made by versions that did not write into config.json what the network takes: where the data
-            set is; by default as the run was told.
+        checkpoint: the number of batches after which the checkpoint was written; or "best" for the checkpoint with the
+            lowest test error, which --keep-best keeps.
+        data_dir: the folder of the data set, for runs of earlier versions, whose config.json lacks the network's
+            inputs; by default the run's.
         trust_code: executes the copies of own .py files that the run directory may have. Look at them first.
 
     Raises:
@@ -267,9 +268,10 @@ def load_run(
 def read(
     path: Path, which: Which = None, data_dir: AnyPath | None = None, as_it_ran: bool = True
 ) -> tuple[Trained, str]:
-    """(the network, a remark where its weights are not the run's to the last bit). Arguments as of `load_run`.
+    """Returns the network, and a remark if its weights may differ from the run's in the last bits. Arguments as for
+    `load_run`.
 
-    as_it_ran: asks for the CPU devices of the run, so that programs give its bits; else JAX is left as it is.
+    as_it_ran: requests the run's number of CPU devices, so that programs give its bits; else JAX stays as it is.
     """
     if path.is_file():
         if which is not None:
@@ -281,7 +283,7 @@ def read(
     options = Config(**{name: config[name] for name in FIELDS if name != "resume"})
     step, last = chosen(path, which)
     if as_it_ran:
-        job.prepare_cpu(config)  # before reading a checkpoint starts JAX
+        job.prepare_cpu(config)  # before JAX starts, which reading a checkpoint does
     state, _, about = run_checkpoints.load(run_checkpoints.path_of(path / CHECKPOINTS, step))
     if "inputs" in config:
         inputs = read_inputs(config["inputs"], f"{path / CONFIG}: inputs")
@@ -295,7 +297,7 @@ def read(
     if drained and found != expected:
         try:
             variables = drain(state, options, inputs, blocks)
-        except BadInput as error:  # of an accelerator, or of another version
+        except BadInput as error:  # the run used an accelerator or another version
             way_out = f"Ask for the checkpoint after batch {step}, which leaves the batches in flight out"
             raise BadInput(f"{error} {way_out}.") from None
         found = states.parameters_sha256([variables["params"]])
@@ -307,7 +309,8 @@ def read(
 
 
 def chosen(path: Path, which: Which) -> tuple[int, bool]:
-    """(the step of a checkpoint, whether the end of the run is asked for). Raises BadInput if it is not there."""
+    """Returns the step of the chosen checkpoint, and whether the end of the run is meant. Raises BadInput if the
+    checkpoint does not exist."""
     try:
         steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.listed(path / CHECKPOINTS)]
     except OSError as error:
@@ -336,7 +339,7 @@ def chosen(path: Path, which: Which) -> tuple[int, bool]:
 
 
 def final_sha256(path: Path, step: int) -> str | None:
-    """The hash of a run's final weights; None where it did not end at that batch."""
+    """The hash of a run's final weights; None if the run did not end at this batch."""
     if not (path / SUMMARY).is_file():
         return None
     summary = reading.summary(path)
@@ -344,16 +347,16 @@ def final_sha256(path: Path, step: int) -> str | None:
 
 
 def at(options: Config, **places: AnyPath | None) -> Config:
-    """The options with other places of the data, where they are given."""
+    """The options with the given places of the data in place of the run's; None: unchanged."""
     return dataclasses.replace(options, **{name: str(place) for name, place in places.items() if place is not None})
 
 
 def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """The Flax variables of the uncut network, as they are in a state: without the batches that are in flight.
+    """The Flax variables of the uncut network from a state. Its batches in flight are not used.
 
     Arguments:
-        state: of a pipeline that was cut into stages of the network's blocks.
-        shapes: the shapes and dtypes of its variables, uncut (`network_shapes`).
+        state: of a pipeline whose stages are made of the network's blocks.
+        shapes: the shapes and dtypes of the uncut network's variables (`network_shapes`).
 
     Returns: {"params": {"block000": ...}, "batch_stats": ...}, NumPy arrays.
 
@@ -366,7 +369,7 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
         collection, rest = path[0].key, jax.tree_util.keystr(path[1:])
         part, where = ("params", "") if collection == "params" else ("extra", f"[{collection!r}]")
         value = found.get((part, where, rest))
-        if value is not None and value.ndim > like.ndim:  # data parallelism's replicas have statistics of their own
+        if value is not None and value.ndim > like.ndim:  # each replica of data parallelism has its own statistics
             value = value[0]
         if value is None or (value.dtype, value.shape) != (like.dtype, like.shape):
             fact = f"the checkpoint has no {collection}{rest} {like.dtype}{list(like.shape)}"
@@ -377,21 +380,21 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
 
 
 def drain(state: Mapping[str, Any], options: Config, inputs: Inputs, blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """The weights once the batches in flight of a state have updated all stages, by a pipeline like the run's.
+    """The weights after the batches in flight of a state have updated all stages, in a pipeline like the run's.
 
-    The batches in flight are in the state, so the data set may be one of zeros.
+    The state contains these batches, so a data set of zeros will do.
     """
     source = inputs.zeros(options.dataset, options.train_size or options.batch_size)
-    cuts, costs = cuts_of(options, blocks), [1.0] * len(blocks)  # nobody asks for these
+    cuts, costs = cuts_of(options, blocks), [1.0] * len(blocks)  # the costs are not used
     parts = Partition(list(blocks), options.split or "", cuts, costs, "FLOPs", has_paper_split=False)
     pipeline = job.built(options, source, job.ALONE, parts).pipeline
-    pipeline.restore(state, finite=False)  # checkpoints are judged when they are written
+    pipeline.restore(state, finite=False)  # checkpoints are tested for finite values when they are written
     pipeline.drain()
     return pipeline.export(whole=True)
 
 
 def from_file(path: str, weights: Weights) -> Trained:
-    """The network in a file that `Trained.save` wrote. Raises BadInput if the file does not name one."""
+    """The network in a file that `Trained.save` wrote. Raises BadInput if the file names no network."""
     needed = ("options", "input_shape", "data_dtype", "classes", "mean", "std", "step", "drained", "data", HASH)
     if missing := [name for name in needed if name not in weights.about]:
         fact = f"{path} holds weights, but its header has no {missing[0]!r}, so the network is not known"
@@ -418,13 +421,13 @@ def from_file(path: str, weights: Weights) -> Trained:
 
 
 def network_shapes(blocks: Sequence[nn.Module], inputs: Inputs, where: object) -> Variables:
-    """The shapes and dtypes of the uncut network's variables. where: the file that says what it takes, for the message.
+    """The shapes and dtypes of the uncut network's variables. where: the file with `inputs`, for the message.
 
-    Raises BadInput where the network cannot take that.
+    Raises BadInput if the network cannot take the inputs.
     """
     try:
         return dict(jax.eval_shape(partial(init_variables, split.whole(blocks)), jax.random.key(0), inputs.example(1)))
-    except Exception as error:  # whatever a layer raises
+    except Exception as error:  # a layer may raise anything
         fact = f"{where} is damaged: the network cannot take inputs of {list(inputs.shape)}"
         raise BadInput(f"{fact} ({first_line(error)}).") from None
 
@@ -432,11 +435,11 @@ def network_shapes(blocks: Sequence[nn.Module], inputs: Inputs, where: object) -
 class InitialWeights:
     """`--init-from RUN|FILE`: the weights and statistics that a new run begins with.
 
-    Only what belongs to the network is taken, by the names of its blocks. So the other run may have had any K, split,
+    Only the network's variables are taken, by the names of its blocks. So the other run may have had any K, split,
     method, optimizer and version. Optimizer, learning rate and the order of the batches begin anew.
 
-    about: from where, and the sha256 of the parameters; of a run also after which batch (`step`) and whether the
-        batches in flight had been used (`drained`). {} until they are read.
+    about: the source of the weights and the sha256 of the parameters; for a run also the number of batches before
+        (`step`) and whether the batches in flight had been used (`drained`). {} before `read`.
 
     Arguments:
         given: the value of --init-from: a run directory, RUN@STEP or RUN@best for one of its checkpoints, or a file of
@@ -458,13 +461,13 @@ class InitialWeights:
         """The variables of the whole network.
 
         Arguments:
-            own: the network's first variables, which have its shapes and dtypes. model: its name, for the message.
+            own: the network's initial variables, with its shapes and dtypes. model: its name, for the message.
 
         Raises:
-            BadInput: they are of another network, there is no such checkpoint, or a file is damaged.
+            BadInput: the weights are of another network, there is no such checkpoint, or a file is damaged.
         """
         try:
-            if self.path.is_file() and self.which is None:  # perhaps one that names no network
+            if self.path.is_file() and self.which is None:  # the file may name no network
                 weights = load_weights(self.path)
                 found, about = weights.variables, {HASH: weights.about[HASH]}
             else:
@@ -482,12 +485,12 @@ class InitialWeights:
         return found
 
     def line(self) -> str:
-        """A line for the opening of the run."""
+        """A line for the start of the run, which says where its weights are from."""
         return f"weights    of {self.path} {taken(self.about) if 'step' in self.about else ''}".rstrip()
 
 
 def shapes(tree: Variables) -> dict[str, str]:
-    """The shapes and dtypes of the arrays of a tree by their paths."""
+    """The shape and dtype of each array of a tree, by its path."""
     return {jax.tree_util.keystr(path): shown(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(dict(tree))}
 
 

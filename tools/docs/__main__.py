@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(words: list[str]) -> int:
-    """Returns the exit status: 0, or 1 where a page is not right."""
+    """Returns the exit code: 0, or 1 if a page has an error."""
     site = Path(words[0]) if words else ROOT / "build" / "docs"
     started, staged = time.monotonic(), ROOT / "build" / "docs-pages"
     shutil.rmtree(site, ignore_errors=True)
     wrong = staging.stage(ROOT, staged)
     if not wrong:
-        # -W --keep-going: all warnings are shown, and any of them fails. -E: nothing is kept of the build before.
+        # -W --keep-going: all warnings are shown, and any of them fails. -E: nothing of the earlier build is used.
         where = ["-c", str(Path(__file__).parent), "-d", str(staged.parent / "docs-trees"), str(staged), str(site)]
         if build_main(["-q", "-W", "--keep-going", "-E", *where]):
             return 1

@@ -1,4 +1,4 @@
-"""Sphinx's settings. Nothing here may come from a network: no fonts, no MathJax, no scripts of other hosts."""
+"""Sphinx's settings. Nothing may be loaded from a network: no fonts, no MathJax, no scripts of other hosts."""
 
 import sys
 from pathlib import Path
@@ -31,18 +31,18 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
-html_show_search_summary = False  # it would read pages by requests, which a browser forbids for files
+html_show_search_summary = False  # a summary would fetch pages, which a browser forbids for local files
 html_extra_path = [str(ROOT / "build" / "docs-pages" / "extra")]
 exclude_patterns = ["extra"]
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
-LONG = 60  # characters of a cell that needs a wide column to be read
+LONG = 60  # characters; a longer cell needs a wide column
 
 
 def mark_long_cells(app, doctree):
-    """Cells with much text get a class, so that site.css can keep their column wide on a narrow screen."""
+    """Gives long cells a class, so that site.css can keep their column wide on a narrow screen."""
     for cell in doctree.findall(nodes.entry):
         if len(cell.astext()) > LONG:
             cell["classes"].append("long")

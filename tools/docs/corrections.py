@@ -1,4 +1,4 @@
-"""A page a correction of late gradients: what its file says of it, where it acts, and its options."""
+"""One page per correction of late gradients: its file's docstring, where it acts, and its options."""
 
 import sys
 
@@ -14,7 +14,7 @@ PLACES = {
 
 
 def pages() -> dict[str, str]:
-    """The pages by path; docs/corrections.md says what they have in common."""
+    """The pages by path; docs/corrections.md explains what they share."""
     return {f"docs/corrections/{name}.md": page(corrections.find(name)) for name in corrections.names()}
 
 

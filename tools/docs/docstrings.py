@@ -8,7 +8,7 @@ from typing import Any
 SECTION = re.compile(r"^(Arguments|Returns|Raises|Example|Examples):\s*(.*)$")
 NAME = r"\*{0,2}[A-Za-z_][\w.]*(?:\([^)]*\))?"
 NAMED = re.compile(rf"^({NAME}(?:, {NAME})*)(?: -> ([^:]+))?: (.*)$")
-PAGE = re.compile(r"(?<![\w/`])docs/([\w-]+\.md)")  # from a page in a folder of docs/, as all pages made of code are
+PAGE = re.compile(r"(?<![\w/`])docs/([\w-]+\.md)")  # relative to a folder of docs/, where all generated pages are
 CODE = re.compile(r"(`+[^`]*`+)")
 
 
@@ -23,7 +23,7 @@ def markdown(text: str, language: str = "", names: bool = True) -> str:
     Arguments:
         text: the docstring, without its own indentation.
         language: of indented blocks.
-        names: whether a line such as "batch: the batch's number" says what something of that name is.
+        names: whether a line such as "batch: the batch's number" is an item of a list of names.
     """
     out: list[str] = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
@@ -55,7 +55,7 @@ def paragraph(lines: list[str]) -> list[str]:
 
 
 def paragraph_of_names(lines: list[str]) -> list[str]:
-    """Lines of which some begin with names and a colon; each of those, with the lines below it, is an item."""
+    """Lines, some of which begin with names and a colon. Each such line, with the lines below it, is an item."""
     out: list[str] = []
     for line in lines:
         named = NAMED.match(line)
@@ -83,11 +83,11 @@ def joined(lines: list[str]) -> str:
 
 
 def escaped(line: str) -> str:
-    """A line whose stars and brackets are meant as they stand, outside of code; a page that it names becomes a link."""
+    """A line with stars and brackets outside of code escaped. The name of a page becomes a link."""
     parts = [part if i % 2 else re.sub(r"([*<>\[\]])", r"\\\1", part) for i, part in enumerate(CODE.split(line))]
     return PAGE.sub(lambda found: f"[{title(found[1])}](../{found[1]})", "".join(parts))
 
 
 def title(page: str) -> str:
-    """What a link to a page says: Own modules, for own-modules.md."""
+    """The text of a link to a page: Own modules, for own-modules.md."""
     return page.removesuffix(".md").replace("-", " ").capitalize()

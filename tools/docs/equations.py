@@ -1,12 +1,12 @@
-"""Equations are written so that an editor, a terminal and a code host show them: θ_k, β^(K-k), x_{t-1}, in a block of
-code with the language `equation`. Here they become HTML with subscripts and superscripts.
+"""Turns equations into HTML with subscripts and superscripts. In the source they are blocks of code with the language
+`equation`, readable in an editor, a terminal and on a code host: θ_k, β^(K-k), x_{t-1}.
 """
 
 import html
 import re
 
 BLOCK = re.compile(r"^```equation\n(.*?)^```$", re.S | re.M)
-# An index or a power: in braces or in parentheses, neither of which is shown, or one word.
+# An index or a power: one word, or in braces or parentheses, which are not shown.
 RAISED = re.compile(r"([_^])(?:\{([^{}]*)\}|\(([^()]*(?:\([^()]*\)[^()]*)*)\)|([^\W_]+))")
 
 
@@ -22,7 +22,7 @@ def typeset(equation: str) -> str:
 
 
 def raised(line: str) -> str:
-    """A line with its indices below and its powers above."""
+    """A line with its indices as subscripts and its powers as superscripts."""
 
     def small(found: re.Match[str]) -> str:
         tag, inner = {"_": "sub", "^": "sup"}[found[1]], found[2] or found[3] or found[4] or ""

@@ -1,4 +1,4 @@
-"""All flags of the training commands by purpose, made of their declarations: a part of docs/running.md."""
+"""All flags of the training commands by purpose, made from their declarations: a part of docs/running.md."""
 
 from fdg_jax import cli
 from fdg_jax.experiments import cifar
@@ -8,7 +8,7 @@ from tools.docs.methods import cells
 
 
 def tables() -> str:
-    """A heading, what the group is about, and a table of its flags, for each group."""
+    """For each group: a heading, its purpose, and a table of its flags."""
     parts = []
     for group, about in GROUPS.items():
         name = cli.title(group)

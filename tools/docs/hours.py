@@ -1,4 +1,4 @@
-"""How long the tables of experiments/ take, from nothing but the seconds that finished runs have recorded."""
+"""How long the tables of experiments/ take, computed from the recorded seconds of finished runs."""
 
 import json
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any
 import experiments
 from experiments.harness import estimate, markdown, result_files, run_table
 
-KIND = ("model", "dataset", "method", "K", "batch_size")  # runs that are alike in these take alike
+KIND = ("model", "dataset", "method", "K", "batch_size")  # runs with equal values take equally long
 
 
 def table() -> str:
-    """The page's table in Markdown: runs finished, hours they took, hours that the others would take on a CPU core."""
+    """The page's table in Markdown: finished runs, their hours, and the expected hours of the others on a CPU core."""
     known = seconds_per_step()
     lines = ["| table | runs finished | hours they took on CPU cores | on a shared GPU | hours of the others on a CPU "
              "core, at least | others not measured |", "|---|---|---|---|---|---|"]  # fmt: skip
@@ -36,13 +36,13 @@ def table() -> str:
 
 
 def hours(number: float) -> str:
-    """Hours for a table; nothing where there are none."""
+    """Hours for a table; "" for 0."""
     return "" if number == 0 else f"{number:.1f}" if number < 10 else f"{number:,.0f}"
 
 
 def seconds_per_step() -> dict[tuple[Any, ...], float]:
-    """The fewest seconds of a step on a CPU of every kind of run that has results there: other work slows a run,
-    nothing speeds it."""
+    """For every kind of run with results on a CPU: the fewest seconds per step, since other work can only slow a
+    run."""
     found: dict[tuple[Any, ...], float] = {}
     for file in sorted(run_table.RESULTS.glob("*.jsonl")):
         for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
@@ -53,12 +53,12 @@ def seconds_per_step() -> dict[tuple[Any, ...], float]:
 
 
 def kind(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides how long a step takes."""
+    """The options that decide how long a step takes."""
     given = {**line.get("options", {}), **line}
     return tuple(given.get(name) for name in KIND)
 
 
 def seconds_of(run: run_table.Run, known: Mapping[tuple[Any, ...], float]) -> float | None:
-    """The seconds that a run would take; None where no run of its kind has been finished."""
+    """The expected seconds of a run; None if no run of its kind is finished."""
     step = known.get(kind(run.flags))
     return None if step is None else step * estimate.steps_left(run, run_table.State(run_table.MISSING))

@@ -1,7 +1,7 @@
-"""Checks a built site: every link within it leads to a page and an anchor that exist, and no page asks another host.
+"""Checks a built site: internal links lead to existing pages and anchors, and no page loads anything from another host.
 
-Sphinx warns of most dead links in Markdown. It does not look at raw HTML, pictures' addresses, pages that it does not
-make (the explorer) and anchors in generated pages; this reads what a browser will read.
+Sphinx warns about most dead links in Markdown. It does not check raw HTML, addresses of pictures, pages that it does
+not make (the explorer) and anchors in generated pages. This check reads the HTML as a browser does.
 """
 
 from html.parser import HTMLParser
@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LOADED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("link", "href"), ("source", "src"), ("object", "data")}
-NOT_LOADED = {"next", "prev", "search", "index", "canonical", "author", "genindex"}  # of <link rel>: only named
+NOT_LOADED = {"next", "prev", "search", "index", "canonical", "author", "genindex"}  # <link rel> that is never loaded
 
 
 class Page(HTMLParser):
-    """What a page refers to, and what it can be referred to by.
+    """The links and the anchors of a page.
 
     ids: its anchors. links: (address, whether a browser loads it by itself).
     """
@@ -34,7 +34,7 @@ class Page(HTMLParser):
 
 
 def check(site: Path) -> list[str]:
-    """What is wrong with the links of all pages, one line each."""
+    """The faults of the links of all pages, one line each."""
     pages = {file.resolve(): Page(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")}
     wrong = []
     for file, page in sorted(pages.items()):
@@ -46,7 +46,7 @@ def check(site: Path) -> list[str]:
 
 
 def fault(file: Path, address: str, loaded: bool, pages: dict[Path, Page]) -> str:
-    """What is wrong with one link; "" if nothing is."""
+    """The fault of one link; "" if there is none."""
     parts = urlsplit(address)
     if parts.scheme == "data" or address == "#":
         return ""

@@ -1,4 +1,4 @@
-"""The pages that are made of the code, and what pages of the repository show of it: lists of pages, the explorer."""
+"""The pages that are made from the code, and generated parts of other pages: lists of pages, the explorer."""
 
 import os
 import re
@@ -15,7 +15,7 @@ belongs to" loading="lazy"></iframe>
 """
 HOME = "docs/index.md"
 HEADING, TARGET = re.compile(r"^## (.*)$", re.M), re.compile(r"\]\(([^)#:\s]+)\)")
-# What a page of the repository links to, and the page of the site that it means.
+# Target of a link in the repository -> page of the site.
 MEANT = {"README.md": HOME, "fdg_jax/__init__.py": "docs/reference.md"}
 
 
@@ -25,7 +25,7 @@ def pages() -> dict[str, str]:
 
 
 def meant(root: Path) -> dict[str, str]:
-    """What a page of the repository links to, and the page of the site that it means; of these a method's own file."""
+    """{target of a link in the repository: page of the site}, with the files of methods and corrections."""
     found = dict(MEANT)
     for name, folder in (("methods", every_method.FOLDER), ("corrections", every_correction.FOLDER)):
         found |= {folder.shown(file): f"docs/{name}/{file}.md" for file in folder.names()}
@@ -33,19 +33,19 @@ def meant(root: Path) -> dict[str, str]:
 
 
 def extras(folder: Path) -> None:
-    """Writes what is no page of Sphinx's into the folder, which becomes a part of the site."""
+    """Writes pages that Sphinx does not make into the folder, which becomes a part of the site."""
     folder.mkdir(parents=True)
     (folder / "explorer.html").write_text(explorer.page({"method": "fdg", "K": 3}), encoding="utf-8")
 
 
 def pictures(staged: Path) -> None:
-    """Writes the pictures of pages that are made of the code."""
+    """Writes the pictures of the pages that are made from the code."""
     methods.pictures(staged / "docs" / "methods")
 
 
 def filled(path: str, text: str) -> str:
-    """A page with what stands for its comments on the site: <!-- explorer -->, <!-- flags -->, <!-- hours -->,
-    <!-- methods -->."""
+    """A page with its marks replaced by generated text: <!-- explorer -->, <!-- flags -->, <!-- hours -->, <!-- methods
+    -->."""
     up = "../" * path.count("/")
     for mark, made in (("explorer", lambda: EXPLORER.format(*[f"{up}explorer.html"] * 2)), ("flags", flags.tables),
                        ("hours", hours.table), ("methods", methods.overview)):  # fmt: skip
@@ -55,8 +55,8 @@ def filled(path: str, text: str) -> str:
 
 
 def with_contents(pages: dict[str, str], meant: dict[str, str]) -> dict[str, str]:
-    """The pages with tables of contents, which the sidebar shows: that of the first page lists what it links to, by its
-    headings; every other page is below the page of its folder."""
+    """Adds tables of contents, which the sidebar shows, to the pages. The first page lists its links by its headings.
+    Every other page is listed by the page of its folder."""
     first, *parts = HEADING.split(pages[HOME])
     text, listed = first, set()
     for heading, part in zip(parts[::2], parts[1::2], strict=True):
@@ -74,8 +74,8 @@ def with_contents(pages: dict[str, str], meant: dict[str, str]) -> dict[str, str
 
 
 def parent(path: str, pages: dict[str, str]) -> str:
-    """The page below which a page is that the first page does not list: docs/methods.md of docs/methods/fdg.md, the
-    README of the nearest folder otherwise."""
+    """The page that lists a page which the first page does not list: docs/methods.md for docs/methods/fdg.md, else the
+    README of the nearest folder."""
     folder = PurePosixPath(path).parent
     candidates = [f"{folder}.md"] + [str(up / "README.md") for up in (folder, *folder.parents)]
     return next((each for each in candidates if each in pages and each != path), HOME)

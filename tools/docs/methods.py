@@ -1,4 +1,4 @@
-"""A page a training method: what its file says of it, its schedule drawn, and what follows from the schedule."""
+"""One page per training method: its file's docstring, a drawing of its schedule, and the schedule's numbers."""
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ from tools.docs import docstrings
 
 SHOWN_K, SHOWN_TICKS, COMPARED_K = 3, 10, (2, 3, 4, 8)
 LOCKS = ("forward", "backward", "update")
-LONGEST = 32  # forward passes of a stage: more would be too small to read
+LONGEST = 32  # forward passes of a stage; more would be too small to read
 WEIGHTS = ("weights", "stashed, current", "stashed", "Which weights a late gradient is taken at: those of the batch's "
            "forward pass, or the newest ones.")  # fmt: skip
 BETA = ("beta", "(0, 1]", "1.0", "The gradient of stage k is multiplied by beta^(K-k).")
@@ -88,12 +88,12 @@ The whole file: [fdg_jax/methods/{name}.py](../../fdg_jax/methods/{name}.py).
 
 
 def locked_in(r: Row) -> list[str]:
-    """What waits for another stage, by its names."""
+    """The names of the passes that wait for another stage."""
     return [name for name in LOCKS if getattr(r.locks, name)]
 
 
 def locking(r: Row) -> str:
-    """What waits for what, in words."""
+    """A sentence on which passes wait for which."""
     locked = locked_in(r)
     if not locked:
         return "Nothing is locked: within a tick no stage waits for another."
@@ -103,7 +103,7 @@ def locking(r: Row) -> str:
 
 
 def figures(rows: dict[int, Row]) -> str:
-    """What follows from the schedule, by K."""
+    """A table of the numbers that follow from the schedule, by K."""
     head = ["K", "staleness of stages 1..K", "stashes", "old weights", "time per batch", "speed-up"]
     lines = [cells(head), "|" + "---|" * len(head)]
     for K, r in rows.items():
@@ -118,14 +118,14 @@ def cells(row: Sequence[Any]) -> str:
 
 
 def options(method: Method) -> str:
-    """The options as a table: those of its file, and those of every run that it can be asked for."""
+    """A table of the options: those of the method's file, and those common options that it uses."""
     found = option_table(method.declared.values(), method.takes)
     in_python = "\n\nIn Python they are keywords of `fdg_jax.Pipeline` with the same names, `_` for `-`."
     return f"{found}{in_python}" if found else "It has none."
 
 
 def option_table(declared: Iterable[Option], takes: Collection[str]) -> str:
-    """A table of a file's own options and of those in `takes` that every run has; "" if there are none."""
+    """A table of a file's own options and of the common options in `takes`; "" if there are none."""
     rows = [*map(described, declared), *(each for each in (BETA, WEIGHTS) if each[0] in takes)]
     lines = ["| flag | values | default | |", "|---|---|---|---|"]
     for name, values, default, text in rows:

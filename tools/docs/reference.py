@@ -14,7 +14,7 @@ from tools.docs import docstrings
 class Part(NamedTuple):
     """A page of the reference.
 
-    names: what it has, each by the module that a user imports it from.
+    names: the page's names by the module from which a user imports them.
     """
 
     title: str
@@ -116,8 +116,8 @@ def described(name: str, thing: Any) -> str:
 
 
 def own_members(thing: type) -> list[tuple[type, str]]:
-    """Public functions and properties of a class and its bases in this library, in the order of their source. Of an
-    error only itself, since what Python gives it is known."""
+    """Public functions and properties of a class and its bases in this library, in source order. For an error, none of
+    Python's own members."""
     found: dict[str, type] = {}
     for owner in thing.__mro__:
         if owner.__module__.startswith("fdg_jax"):
@@ -140,7 +140,7 @@ def source(thing: Any) -> Any:
 
 
 def arguments(function: Any, method: bool = False) -> str:
-    """The arguments of a function as its source has them."""
+    """The arguments of a function as written in its source."""
     args = source(function).args
     if method and (args.posonlyargs or args.args):
         (args.posonlyargs or args.args).pop(0)
@@ -148,7 +148,7 @@ def arguments(function: Any, method: bool = False) -> str:
 
 
 def returned(function: Any) -> str:
-    """What a function returns, as its source has it."""
+    """The return type of a function as written in its source."""
     found = source(function).returns
     return f" -> {ast.unparse(found)}" if found is not None else ""
 
@@ -159,7 +159,7 @@ def type_of(member: property) -> str:
 
 
 def fields_of(thing: type) -> str:
-    """What a class is made of: the arguments of its __init__, or its fields."""
+    """The parts of a class: the arguments of its __init__, or its fields."""
     for owner in thing.__mro__:
         if "__init__" in vars(owner) and owner.__module__.startswith("fdg_jax"):
             if hasattr(owner, "__dataclass_fields__"):

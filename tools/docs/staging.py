@@ -1,7 +1,7 @@
-"""Collects the pages of the site in one folder, which Sphinx reads: those of the repository and those made of the code.
+"""Collects the pages of the site in one folder for Sphinx: the pages of the repository and those made from the code.
 
-Links stay as a code host needs them, and only those change that mean something else on the site: a link to a method's
-file leads to its page, a link to any other Python file to a page that shows it, one to README.md to the first page.
+Most links stay as they are on a code host. Three kinds change: a link to a method's file leads to the method's page, a
+link to any other Python file to a page that shows the file, and a link to README.md to the first page.
 """
 
 import os
@@ -22,7 +22,7 @@ FENCE = re.compile(r"^(`{3,})([^\n]*)\n(.*?)^\1$", re.S | re.M)
 
 
 def stage(root: Path, staged: Path) -> list[str]:
-    """Fills the folder anew. Returns what is wrong with links of pages, a line each."""
+    """Fills the folder anew. Returns the faults of links, a line each."""
     shutil.rmtree(staged, ignore_errors=True)
     files = [file for pattern in COPIED for file in sorted(root.glob(pattern))]
     pages = {str(file.relative_to(root)): file.read_text(encoding="utf-8") for file in files}
@@ -39,7 +39,7 @@ def stage(root: Path, staged: Path) -> list[str]:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text with what is not in a block of code changed."""
+    """Applies `change` to the text outside of code blocks."""
     parts, end = [], 0
     for block in FENCE.finditer(text):
         parts += [change(text[end : block.start()]), block[0]]
@@ -48,10 +48,10 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 class Links:
-    """Where links of pages lead to on the site.
+    """The targets of links on the site.
 
     root: the repository. staged: the folder that Sphinx reads. pages: all pages, by their path in the repository.
-    wrong: links to what does not exist.
+    wrong: links to files that do not exist.
     """
 
     def __init__(self, root: Path, staged: Path, pages: set[str], meant: dict[str, str]):
@@ -60,11 +60,11 @@ class Links:
         self.wrong: list[str] = []
 
     def at(self, path: str) -> str:
-        """A page's path in the folder that Sphinx reads: the first page lies above all others."""
+        """A page's path in the folder that Sphinx reads. The first page is at its top."""
         return "index.md" if path == made.HOME else path
 
     def link(self, page: str, found: re.Match[str]) -> str:
-        """A link as it has to be on the site; pictures and other files that it shows are copied there."""
+        """A link in its form on the site. Pictures and other files that it shows are copied there."""
         address, _, anchor = found[2].partition("#")
         if not address or ":" in address:
             return found[0]
@@ -91,7 +91,7 @@ class Links:
         file.write_text(text, encoding="utf-8")
 
     def write_sources(self) -> None:
-        """Writes a page for each file that a page refers to and that is not one itself."""
+        """Writes a page for each file that is no page itself and that a page links to."""
         for path in sorted(self.sources):
             code, language = (self.root / path).read_text(encoding="utf-8"), LANGUAGES[Path(path).suffix]
             text = f"---\norphan: true\nnosearch: true\n---\n\n# {path}\n\n``````{language}\n{code}\n``````\n"

@@ -1,8 +1,8 @@
 """CIFAR-10: 50,000 training and 10,000 test photographs of 32x32 pixels in 10 classes.
 
 Deviation: images are divided by the standard deviations of the training pixels, 0.2470, 0.2435 and 0.2616. The FDG
-authors' code has 0.2023, 0.1994 and 0.2010 here (means over images of each image's deviation, it seems), so its inputs
-are 1.22 to 1.30 times as large. For CIFAR-100 both have the same numbers.
+    authors' code has 0.2023, 0.1994 and 0.2010 (probably means over images of each image's deviation), so its inputs
+    are 1.22 to 1.30 times as large. For CIFAR-100 both have the same numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CIFAR-10 with images of 16x16 pixels, each the mean of 2x2: a quarter of the arithmetic, for experiments on a CPU.
 
-It is made from a prepared CIFAR-10 whenever it is loaded, so directories, downloads and errors are CIFAR-10's. The
-means are rounded in whole numbers, halves upwards, so the bytes are the same on every machine.
+Each load makes the images from CIFAR-10, so directories, downloads and errors are CIFAR-10's. The means are rounded in
+integer arithmetic, halves upwards, so the bytes are the same on every machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.sets import cifar10
 
-# Of the 12,800,000 pixels of the 50,000 training images: `arrays.training_statistics` of them, to four places.
+# `arrays.training_statistics` of the 50,000 training images (12,800,000 pixels), to four places.
 MEAN = (0.4919, 0.4827, 0.4470)
 STD = (0.2381, 0.2347, 0.2536)
 
@@ -35,7 +35,7 @@ def halved(images: np.ndarray) -> np.ndarray:
     Arguments:
         images: [N, H, W, C] uint8, H and W even.
 
-    Returns: [N, H/2, W/2, C] uint8, each number the mean of four, rounded, halves upwards.
+    Returns: [N, H/2, W/2, C] uint8. Each number is the mean of four, rounded, halves upwards.
     """
     total = np.full((len(images), images.shape[1] // 2, images.shape[2] // 2, images.shape[3]), 2, np.uint16)
     for down in (0, 1):

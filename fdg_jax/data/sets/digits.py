@@ -2,8 +2,8 @@
 
 They are 1,797 pictures of 8x8 pixels, shown here as 32x32x3 so that every CIFAR model trains on them
 unchanged: each pixel becomes a 4x4 square (exact on every machine, unlike an interpolation), 0..16 becomes
-0..255, and the one channel is repeated three times. The data have no official split; ours is fixed and
-stratified: of each class a fifth, chosen once by a frozen generator, is for testing.
+0..255, and the one channel is repeated three times. The data have no official split. The split here is fixed and
+stratified: a fifth of each class, chosen by a frozen generator, is for testing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load(data_dir=None) -> Dataset:
     return Dataset(
         "digits", train_images, labels[~test], images[test], labels[test], classes=10,
         mean=(float(mean),) * 3, std=(float(std),) * 3,
-        pad=2,  # half a pixel of the original; four, as for CIFAR, would be a whole one of eight
+        pad=2,  # half of an original pixel; four, as for CIFAR, would be one of eight original pixels
         flip=False,  # a mirrored 2 is not a 2
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ def to_cifar_shape(images: np.ndarray) -> np.ndarray:
 
 def stratified_fifth(labels: np.ndarray) -> np.ndarray:
     """Labels [N] -> [N] bool, true for a fifth of each class; the same on every machine and with every NumPy."""
-    # RandomState's stream is frozen for good; that of numpy's newer Generator may change between versions.
+    # RandomState's stream will never change; the stream of NumPy's newer Generator may change between versions.
     generator = np.random.RandomState(0)
     chosen = np.zeros(len(labels), bool)
     for label in np.unique(labels):

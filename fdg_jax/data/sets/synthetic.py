@@ -1,7 +1,7 @@
 """Made-up images of CIFAR's shape, for benchmarks: no file, no network, the same bytes on every machine.
 
-Each class is a coarse random pattern, and each image is its class's pattern with noise. So a loss that does not fall is
-a bug and not the data's fault. Crop and flip are CIFAR's, so that benchmarks include the same augmentation.
+Each class is a coarse random pattern, and each image is its class's pattern with noise. So a loss that does not fall
+means a bug. Crop and flip are CIFAR's, so that benchmarks include the same augmentation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TRAIN, TEST, CLASSES = 10_240, 2_560, 10  # 80 and 20 batches of the usual 128
 
 def load(data_dir=None) -> Dataset:
     """Makes 10,240 training and 2,560 test images [32, 32, 3]; `data_dir` is not used."""
-    # RandomState's stream is frozen for good; that of numpy's newer Generator may change between versions.
+    # RandomState's stream will never change; the stream of NumPy's newer Generator may change between versions.
     generator = np.random.RandomState(0)
     patterns = generator.randint(0, 128, (CLASSES, 8, 8, 3), np.uint8)
     patterns = patterns.repeat(4, axis=1).repeat(4, axis=2)

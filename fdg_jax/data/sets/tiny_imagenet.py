@@ -1,10 +1,10 @@
 """Tiny-ImageNet: 100,000 training and 10,000 test photographs of 64x64 pixels in 200 classes.
 
-Read from the folder as published, decoded once into memory (1.3 GB) and kept in the cache. The "test images" of the
-paper are the archive's validation images, the only ones besides the training images whose classes are public.
+The published folder is decoded once into memory (1.3 GB) and kept in the cache. The "test images" of the paper are the
+archive's validation images, the only other images whose classes are public.
 
-Crop and flip are CIFAR's; the paper only says "random cropping". It does not say by how many pixels: here 8, an
-eighth of the side, as 4 are of CIFAR's 32.
+Crop and flip are CIFAR's. The paper says "random cropping" without a number of pixels. Here it is 8, an eighth of the
+side, like CIFAR's 4 of 32.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Loads the data set. Nothing is downloaded: the archive does not say what its photographs may be used for.
+    """Loads the data set. Nothing is downloaded, since the archive states no licence for its photographs.
 
     Arguments:
         data_dir: the folder tiny-imagenet-200, or the one that holds it. None: TFDS's data directory.
 
     Raises:
-        Unavailable: it is not there, and no directory was given.
+        Unavailable: the data set is missing, and no directory was given.
         BadInput: a file is missing or damaged; the message names it.
     """
     folder = find(data_dir)
@@ -44,7 +44,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def find(data_dir: str | os.PathLike[str] | None) -> Path:
-    """The unpacked folder: in data_dir, or data_dir itself. Raises Unavailable or BadInput if it is neither."""
+    """The unpacked folder: in data_dir, or data_dir itself. Raises Unavailable or BadInput if neither has it."""
     base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     for folder in (base / FOLDER, base):
         if (folder / CLASSES).exists():
@@ -57,7 +57,7 @@ def find(data_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def class_names(folder: Path) -> list[str]:
-    """The names of class 0, 1, ...: WordNet's numbers, sorted. Raises BadInput."""
+    """The names of classes 0, 1, ...: WordNet's numbers, sorted. Raises BadInput."""
     names = sorted(line.strip() for line in files.lines(folder / CLASSES, "which classes there are"))
     if len(set(names)) != TINY.classes:
         fact = f"{folder / CLASSES} lists {len(set(names))} classes, but Tiny-ImageNet has {TINY.classes}"
@@ -66,7 +66,7 @@ def class_names(folder: Path) -> list[str]:
 
 
 def train_files(folder: Path) -> files.Files:
-    """`train/<class>/images/<class>_<number>.JPEG`; the name of a file that is missing is therefore known."""
+    """The files `train/<class>/images/<class>_<number>.JPEG`. All names are known, so a missing file can be named."""
     each, names, labels = TINY.train // TINY.classes, [], []
     for label, name in enumerate(class_names(folder)):
         place = folder / "train" / name / "images"
@@ -80,7 +80,8 @@ def train_files(folder: Path) -> files.Files:
 
 
 def test_files(folder: Path) -> files.Files:
-    """`val/images/*.JPEG`; a line of `val/val_annotations.txt` has the name, the class and a box that isn't used."""
+    """The files `val/images/*.JPEG`. A line of `val/val_annotations.txt` has the name, the class and a box, which is
+    not used."""
     source = folder / "val" / ANNOTATIONS
     class_of = {}
     for line in files.lines(source, "what the test images show"):

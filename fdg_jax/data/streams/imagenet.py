@@ -1,10 +1,10 @@
 """ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation photographs of all sizes in 1000 classes.
 
-Read where it lies, in either of the ways in which it is usually kept: prepared by TFDS (`imagenet2012/<version>/`, as
-array_record files), or as folders, `train/<class>/*.JPEG` beside `val/<class>/*.JPEG` or a flat `val/*.JPEG`. Images
-become 224x224 (see `jpeg`). Class 0, 1, ... are WordNet's numbers, sorted, as TFDS and PyTorch have them.
+The files are read in place, in either of the two usual layouts: prepared by TFDS (`imagenet2012/<version>/`, as
+array_record files), or as folders, `train/<class>/*.JPEG` with `val/<class>/*.JPEG` or a flat `val/*.JPEG`. Images
+become 224x224 (see `jpeg`). Classes 0, 1, ... are WordNet's numbers, sorted, as in TFDS and PyTorch.
 
-Folders with other classes or fewer images are read too; the run then says, loudly, that it is not on ImageNet.
+Folders with other classes or fewer images are read too; the run then prints a prominent note that this is not ImageNet.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ WAY_OUT = (
 def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
     """Opens the data set. Nothing is downloaded.
 
-    It checks that every class has a folder with images (or every shard its records), and decodes a sample of images.
+    Checks that every class has a folder with images (or every shard its records), and decodes a sample of images.
 
     Arguments:
         data_dir: where the data set is. None: TFDS's data directory.
 
     Raises:
-        Unavailable: it is not there, and no directory was given.
+        Unavailable: the data set is missing, and no directory was given.
         BadInput: a file is missing or damaged; the message names it.
     """
     base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
@@ -83,7 +83,8 @@ def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
 
 
 def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
-    """(class of each file of a flat `val/`, where that is said): Kaggle's list if it is there, else TFDS's."""
+    """Returns the class of each file of a flat `val/`, and the list that says so: Kaggle's if it exists, else
+    TFDS's."""
     for path in (folder / SOLUTION, val / SOLUTION):
         if path.is_file():
             rows = list(csv.reader(files.lines(path, "what the validation images show")))[1:]
@@ -96,12 +97,12 @@ def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
     there, _ = files.images(val)
     if not there:
         raise BadInput(f"{val} holds no images ({files.KINDS}) and no folders of images. {WAY_OUT}.")
-    if len(there) < TEST:  # a part of them, which `load` reports
+    if len(there) < TEST:  # only some of the images; `load` reports that
         class_of = {name: class_of[name] for name in there if name in class_of}
     return class_of, path
 
 
 def of_prepared(directory: Path) -> tuple[Encoded, Encoded, int]:
-    """(training images, validation images, classes) of what TFDS prepared. Raises BadInput."""
+    """(training images, validation images, classes) of a directory that TFDS prepared. Raises BadInput."""
     (train, test), _ = tfds.opened(directory, ("train", "validation"))
     return train.shuffled(), test.shuffled(), train.classes

@@ -1,1 +1,1 @@
-"""Data sets of text: each file here gives the files that a `fdg_jax.data.text.Text` is read from."""
+"""Data sets of text, one file each: it names the files from which a `fdg_jax.data.text.Text` is read."""

@@ -1,7 +1,7 @@
 """Any files that a user names; by default the text of Python's own help, which comes with every Python.
 
-That text is 0.75 MB of English about Python, in one file. It differs between versions of Python, so a run on it cannot
-be resumed with another version: its fingerprint says so.
+The default text is one file with 0.75 MB of English about Python. It differs between versions of Python, so by its
+fingerprint a run on it cannot be resumed with another version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HELP = "pydoc_data.topics"
 
 
 def load(files: Sequence[str], block_size: int) -> Text:
-    """Maps the files into memory, or Python's help where there are none.
+    """Opens the files as a `Text`; without files, Python's help.
 
     Raises:
         BadInput: a file cannot be read, or there is too little text.

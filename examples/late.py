@@ -1,0 +1,125 @@
+"""What would late gradients cost my network, and would a pipeline of K stages still be faster? In plain JAX and optax.
+
+    .venv/bin/python examples/late.py
+
+The network is a residual one whose layers are stacked, as `nn.scan` stacks them: `late.LAYERS` cuts them into K stages.
+For each K it is trained with the gradients of a pipeline, by seeds side by side, until its test error is the target.
+Then the simulator says how much faster K devices would do a batch, over links that are fast or slow. A pipeline pays
+where it gains more time per batch than it needs batches.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+from fdg_jax import late
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.schedule import bp
+from fdg_jax.schedule.simulator import Link, Machine, predict
+
+WIDTH, LAYERS, BATCH, EVERY = 48, 8, 32, 10  # EVERY: batches between two evaluations
+
+
+def first_params(key):
+    first, layers, last = jax.random.split(key, 3)
+    drawn = lambda key, *shape: jax.random.normal(key, shape) / np.sqrt(shape[-2])  # noqa: E731
+    return {
+        "first": drawn(first, 64, WIDTH),
+        "layers": drawn(layers, LAYERS, WIDTH, WIDTH),
+        "last": drawn(last, WIDTH, 10),
+    }
+
+
+def network(params, x):
+    layer = lambda x, w: (x + jax.nn.relu(x @ w) / LAYERS, None)  # noqa: E731
+    return jax.lax.scan(layer, x @ params["first"], params["layers"])[0] @ params["last"]
+
+
+def loss(params, x, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(network(params, x), labels).mean()
+
+
+def errors(K, seeds, batches, **options):
+    """Trains as K stages would. Returns (test error in % [batches / EVERY, seeds], the optimizer's state)."""
+    stage_of = {"first": 1, "layers": late.LAYERS, "last": K}
+    optimizer = late.optimizer(optax.sgd(0.01, momentum=0.9), stage_of, K=K, momentum=0.9, measure=True, **options)
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = (images[order] / 16).astype(np.float32), labels[order]
+    (x, x_test), (y, y_test) = np.split(images, [1437]), np.split(labels, [1437])
+
+    def step(carry, key):
+        params, state = carry
+        rows = jax.random.choice(key, len(x), (BATCH,), replace=False)
+        grads = jax.grad(loss)(late.forward_params(params, state), jnp.asarray(x)[rows], jnp.asarray(y)[rows])
+        updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    def evaluated(carry, keys):
+        carry, _ = jax.lax.scan(step, carry, keys)
+        return carry, 100 * jnp.mean(network(carry[0], x_test).argmax(-1) != y_test)
+
+    @jax.jit
+    @jax.vmap
+    def run(seed):
+        params = first_params(jax.random.key(seed))
+        keys = jax.random.split(jax.random.key(seed), (batches // EVERY, EVERY))
+        (_, state), found = jax.lax.scan(evaluated, (params, optimizer.init(params)), keys)
+        return found, state
+
+    found, state = run(np.arange(seeds))
+    return np.asarray(found).T, state
+
+
+def batches_to(target, errors):
+    """The median over seeds of the batches until the test error is the target; infinite where most do not reach it."""
+    return np.median([EVERY * (1 + np.argmax(run <= target)) if (run <= target).any() else np.inf for run in errors.T])
+
+
+def speed_up(K, transfer):
+    """How much faster K devices do a batch than one. transfer: the time of a message in batches of one device."""
+    even = Machine(lambda kind, k: {"F": 1 / K, "B": 2 / K}.get(kind, 0), lambda *_: 1, Link(0, 3 * transfer))
+    one = predict(bp(1), Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0))).seconds
+    return float(one / predict(fdg(K), even).seconds)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=1000)
+    parser.add_argument("--target", type=float, default=5.0, help="test error in %%")
+    parser.add_argument("--picture", default="late.png")
+    args = parser.parse_args()
+    links = {"fast": 0.0, "slow": 0.3}  # times of a message
+    print(f"batches until {args.target:g}% test error on digits, the median of {args.seeds} seeds. Time: on K devices,")
+    print("over that of BP on one, with links that take no time (fast), or 0.3 times a batch of BP for a message (slow)")
+    print("  K  correction  staleness  cosine  batches  over BP's  time, fast  time, slow")
+    curves, alone = {}, None
+    for K, options in [(1, {}), (2, {}), (4, {}), (8, {}), (8, {"correct": "anticipate"})]:
+        found, state = errors(K, args.seeds, args.batches, **options)
+        needed, name = batches_to(args.target, found), options.get("correct", "none")
+        alone = alone or needed
+        first = late.report(jax.tree.map(lambda leaf: leaf[0], state))[0]  # of seed 0, stage 1
+        times = "  ".join(f"{needed / alone / speed_up(K, transfer):10.2f}" for transfer in links.values())
+        told = f"{first.staleness:9}  {first.cosine:6.2f}  {needed:7.0f}  {needed / alone:9.2f}"
+        print(f"{K:3}  {name:10}  {told}  {times}")
+        curves[f"K = {K}, {name}"] = np.median(found, 1)
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for name, curve in curves.items():
+        pyplot.plot(EVERY * np.arange(1, len(curve) + 1), curve, label=name)
+    pyplot.axhline(args.target, color="grey", linewidth=0.5)
+    pyplot.gca().set(yscale="log", xlabel="batches", ylabel="test error, % (median)", title="What late gradients cost")
+    pyplot.legend()
+    pyplot.savefig(args.picture)
+    print(f"picture: {args.picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+"""What would late gradients cost? An optax optimizer that answers it in a training loop of your own.
+
+    optimizer = late.optimizer(optax.adamw(1e-3), stage_of, method="fdg", K=8)
+    state = optimizer.init(params)
+    grads = jax.grad(loss)(late.forward_params(params, state), batch)
+    updates, state = optimizer.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+
+It trains as a pipeline of K stages would: each stage uses the gradient of an earlier batch, as late as the method's
+schedule makes it. Nothing is cut and no second device is needed. It is the code of the delay-line engine
+(fdg_jax.stage.delay_line says why that is the same training), so corrections, β, accumulation and the guard are the
+engine's. While the queue of a stage fills, the stage makes no update and its optimizer's state stays as it is.
+
+`update` works under jit, lax.scan and vmap, and on sharded arrays: a queue is sharded like its parameters. The state is
+a pytree; Orbax and Flax's serialization save it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fdg_jax import corrections
+from fdg_jax.checks import correction_parts, no_effect
+from fdg_jax.checks.arguments import OF_PIPELINE, rate_of, stage_optimizers
+from fdg_jax.checks.plan import plan
+from fdg_jax.config import FIELDS
+from fdg_jax.corrections.interface import CorrectionSpec, Late
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import checked
+from fdg_jax.stage import delay_line
+from fdg_jax.stage.delay_line import Gradient, LineOptions, Sum
+from fdg_jax.stage.functions import StageState
+from fdg_jax.stage.shapes import shape_of
+from fdg_jax.stage.update import UpdateRule
+
+Tree = Any
+ELSEWHERE = optax.MaskedNode()  # stands in a stage's tree for parameters of other stages, as in optax.partition
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """Marks parameters whose first axis is the layer, as `nn.scan` and `jax.lax.scan` over layers have them.
+
+    stages: the stage of each layer, from 1; None cuts the layers into K groups that are as equal as can be. The
+        optimizer sees the parameters of each layer as arrays of their own.
+    """
+
+    stages: tuple[int, ...] | None = None
+
+    def of(self, where: str, n: int, K: int) -> tuple[int, ...]:
+        """The stage of each of n layers. where: the parameter, for the message. Raises BadInput."""
+        found = tuple(i * K // n + 1 for i in range(n)) if self.stages is None else tuple(self.stages)
+        if len(found) != n:
+            fact = f"{where} has {n} layers on its first axis, and Layers has the stages of {len(found)}"
+            raise BadInput(f"{fact}. Give one stage number for each layer.")
+        return tuple(checked_stage(where, k, K) for k in found)
+
+
+LAYERS = Layers()
+
+
+class StageLine(NamedTuple):
+    """What the optimizer keeps of a stage.
+
+    opt_state, correction: of its own optimizer, and of the correction.
+    line: its delay line of D gradients; () where D is 0.
+    sum: the gradients since its last update; () where every gradient makes an update.
+    updates, staleness: its updates so far, and the largest measured staleness; int32.
+    cosine: with `measure`, between the newest gradient that was used and the one that was computed in the same step;
+        float32, NaN before the first.
+    distance: with `measure`, |weights - weights of the gradient's forward pass| / |weights|; the same.
+    """
+
+    opt_state: Tree
+    correction: Tree
+    line: Gradient | tuple[()]
+    sum: Sum | tuple[()]
+    updates: jax.Array
+    staleness: jax.Array
+    cosine: jax.Array | tuple[()] = ()
+    distance: jax.Array | tuple[()] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class Profile:
+    """What does not change during a training. Two of equal settings are equal, so that saved states can be loaded.
+
+    settings: what has to be the same, by name, as (name, value) pairs.
+    K, delays: the number of stages, and for each the batches by which its gradients are late.
+    stage_of: as given.
+    lines: for the delay lines.
+    measure: whether cosine and distance are measured.
+    asked_forward: whether `forward_params` was called.
+    """
+
+    settings: tuple[tuple[str, Hashable], ...]
+    K: int
+    stage_of: Any
+    lines: LineOptions
+    measure: bool
+    asked_forward: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and self.settings == other.settings
+
+    def __hash__(self) -> int:
+        return hash(self.settings)
+
+    def split(self, tree: Tree) -> list[Tree]:
+        """A tree like the parameters as one tree for each stage; the inverse of `join`.
+
+        A stage's tree has ELSEWHERE in place of other stages' parameters, and {layer: array} in place of `Layers`.
+        """
+        leaves, structure = jax.tree.flatten(tree)
+        cuts = self.cuts(tree)
+        stages = []
+        for k in range(1, self.K + 1):
+            parts = []
+            for leaf, cut in zip(leaves, cuts, strict=True):
+                if isinstance(cut, int):
+                    parts.append(leaf if cut == k else ELSEWHERE)
+                else:
+                    layers = {str(i): leaf[i] for i, at in enumerate(cut) if at == k}
+                    parts.append(layers or ELSEWHERE)
+            stages.append(structure.unflatten(parts))
+        return stages
+
+    def join(self, stages: Sequence[Tree], like: Tree) -> Tree:
+        """The tree that was split. like: one of the same structure."""
+        structure = jax.tree.structure(like)
+        of_stages = [structure.flatten_up_to(stage) for stage in stages]
+        leaves = []
+        for i, cut in enumerate(self.cuts(like)):
+            if isinstance(cut, int):
+                leaves.append(of_stages[cut - 1][i])
+            else:
+                leaves.append(jnp.stack([of_stages[k - 1][i][str(layer)] for layer, k in enumerate(cut)]))
+        return structure.unflatten(leaves)
+
+    def cuts(self, tree: Tree) -> list[int | tuple[int, ...]]:
+        """For each leaf of a tree like the parameters its stage, or that of each of its layers. Raises BadInput."""
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+        if callable(self.stage_of):
+            said = [self.stage_of(name) for name in names]
+        else:
+            try:
+                said = jax.tree.leaves(
+                    jax.tree.map(lambda k, below: jax.tree.map(lambda _: Said(k), below), self.stage_of, tree),
+                    is_leaf=lambda each: isinstance(each, Said),
+                )
+            except ValueError as error:
+                fact = f"stage_of is no prefix of the parameters' tree: {error}"
+                raise BadInput(f"{fact} Give a function of a parameter's path, such as {names[0]!r}.") from None
+            said = [each.stage for each in said]
+        found = []
+        for name, (_, leaf), stage in zip(names, leaves, said, strict=True):
+            layers = isinstance(stage, Layers)
+            if layers and not leaf.ndim:
+                raise BadInput(f"parameter {name} has no axes, so its first one is not the layer. Give it a stage.")
+            found.append(
+                stage.of(name, leaf.shape[0], self.K) if layers else checked_stage(f"parameter {name}", stage, self.K)
+            )
+        return found
+
+
+class Said(NamedTuple):
+    """What a prefix tree says of a parameter."""
+
+    stage: Any
+
+
+def checked_stage(where: str, k: Any, K: int) -> int:
+    """A stage number as an int. Raises BadInput where it is none of 1..K."""
+    if k is None or isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise BadInput(f"{where} has no stage: stage_of gave {k!r}. Give 1 to {K}, or late.LAYERS.")
+    if not 1 <= k <= K:
+        raise BadInput(f"{where} is in stage k={k}, and there are stages 1 to {K}. Change stage_of or K.")
+    return int(k)
+
+
+@struct.dataclass
+class State:
+    """The state of an optimizer that `optimizer` made.
+
+    batch: batches since the queues were empty, int32.
+    stages: for k = 1..K.
+    """
+
+    batch: jax.Array
+    stages: tuple[StageLine, ...]
+    profile: Profile = struct.field(pytree_node=False)
+
+
+def optimizer(
+    make: optax.GradientTransformation
+    | Sequence[optax.GradientTransformation]
+    | Callable[[int], optax.GradientTransformation],
+    stage_of: Any,
+    *,
+    method: str | Method = "fdg",
+    K: int | None = None,
+    delay: Sequence[int] | None = None,
+    correct: str | CorrectionSpec | Sequence[str | CorrectionSpec] = "none",
+    beta: float = 1.0,
+    learning_rate: optax.ScalarOrSchedule | None = None,
+    momentum: float | None = None,
+    guard: bool = False,
+    dtype: Any = None,
+    measure: bool = False,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer whose gradients are as late as those of a pipeline of K stages.
+
+    Arguments:
+        make: an optax chain, a list with one for each stage, or a function k -> chain. Each stage has its own, so a
+            clipping by the global norm clips by the norm of a stage.
+        stage_of: which stage a parameter belongs to, from 1 (the inputs) to K (the loss): a function of its path, such
+            as "Dense_0/kernel", or a tree of numbers that is a prefix of the parameters' tree. Instead of a number it
+            may give `Layers` where the parameter's first axis is the layer.
+        method: one whose gradients are taken at the weights of the forward pass: fdg, ddg, bp.
+        K: number of stages; with `delay` its length.
+        delay: instead of the method's delays, the batches by which the gradients of each stage are late: measured ones,
+            or [4, 4, 4, 4].
+        correct, beta, learning_rate, momentum, guard: as those of `fdg_jax.Pipeline`.
+        dtype: of waiting gradients ("bfloat16"); None keeps their own.
+        measure: also measures what `report` tells of cosine and distance. It keeps the weights of D batches for that.
+        options: the method's and the corrections' (accumulate, order, prediction, ...), as those of `Pipeline`.
+
+    Returns: the optimizer. Its `update` needs the parameters. Further arguments (value=loss) go to `make`'s optimizers
+        with the step in which a gradient is used, not the one in which it was computed.
+
+    Raises:
+        BadInput: something does not go together; `init`: a parameter has no stage.
+    """
+    if delay is not None:
+        if K not in (None, len(delay)):
+            raise BadInput(f"K={K}, and delay has {len(delay)} numbers. Give one for each stage, or leave K out.")
+        if wrong := [D for D in delay if isinstance(D, bool) or not isinstance(D, int | np.integer) or D < 0]:
+            raise BadInput(f"delay has {wrong[0]!r}. Give a whole number of batches, 0 or more, for each stage.")
+        K = len(delay)
+    if K is None or K < 1:
+        raise BadInput(f"K={K}. Give the number of stages, 1 or more, or delay=[...] with one number for each.")
+    if options.pop("weights", "stashed") != "stashed":
+        fact = "weights='current' takes gradients at weights that the forward pass did not have"
+        raise BadInput(f"{fact}, which no optimizer can do alone. Leave it out, or train with fdg_jax.Pipeline.")
+    beta = checked(FIELDS["beta"], beta)
+    asked = {name: value for name, value in options.items() if value is not None}
+    made = plan(
+        method, K, correct=correct, beta=beta, weights="stashed", engine="pipeline", remat="none",
+        asked=asked if beta == 1.0 else {**asked, "beta": beta}, rest={},
+    )  # fmt: skip
+    if not made.method.delay_line or made.method.stage is not None:
+        fact = f"method {made.method.name} is not BP with late gradients, so no optimizer can stand for it"
+        raise BadInput(f"{fact}. Use fdg, ddg or bp here, or train with fdg_jax.Pipeline.")
+    schedule = made.schedule if delay is None else made.schedule._replace(delays=tuple(map(int, delay)))
+    rate, momentum = rate_of(learning_rate), None if momentum is None else checked(FIELDS["momentum"], momentum)
+    guard, chains = checked(OF_PIPELINE["guard"], guard), stage_optimizers(make, K)
+    rules, correcting = [], []
+    for k, staleness in enumerate(schedule.mean_staleness, 1):
+        parts = corrections.for_stage(made.corrections, Late(k, K, staleness, rate, momentum))
+        correction = corrections.together([part for _, part in parts])
+        chain = optax.with_extra_args_support(correction.around(chains[k - 1]))
+        rules.append(UpdateRule(chain, correction, guard))
+        correcting.append(parts)
+    settings = {
+        "method": made.method.name, "K": K, "delays": schedule.delays, "accumulate": schedule.accumulate,
+        "accumulation": schedule.accumulation, "guard": guard, "dtype": str(dtype), "measure": measure,
+        "corrections": tuple((kind.name, *sorted(own.items())) for kind, own in made.corrections),
+    }  # fmt: skip
+    mean = schedule.accumulation == "mean"
+    lines = LineOptions(schedule.delays, rules, schedule.accumulate, mean, dtype and jnp.dtype(dtype), measure)
+    profile = Profile(tuple(settings.items()), K, stage_of, lines, measure)
+
+    def init(params: Tree) -> State:
+        trees = profile.split(params)
+        for k, (parts, tree) in enumerate(zip(correcting, trees, strict=True), 1):
+            for kind, correction in parts:
+                correction_parts.check(kind, correction, k, chains[k - 1], shape_of(tree))
+        no_effect.warn(made._replace(schedule=schedule), momentum, chains[0], trees[0])
+        return State(jnp.zeros((), jnp.int32), tuple(map(start, range(K), trees)), profile)
+
+    def start(i: int, params: Tree) -> StageLine:
+        state, line, total = delay_line.start_stage(StageState(params, {}), lines, i)
+        measured = (jnp.float32(jnp.nan),) * 2 if measure else ((), ())
+        line = sharded_like(params, line) if schedule.delays[i] else ()
+        counters = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+        return StageLine(state.opt_state, state.correction, line, () if total is None else total, *counters, *measured)
+
+    def update(updates: Tree, state: State, params: Tree | None = None, **extra: Any) -> tuple[Tree, State]:
+        if params is None:
+            raise BadInput("update needs the parameters: optimizer.update(grads, state, params).")
+        check_state(state, profile)
+        if not profile.asked_forward and any(rule.correction.forward for rule in rules):
+            fact = "the correction goes forward at predicted weights, and nobody has asked for them"
+            raise BadInput(f"{fact}. Take the gradients at late.forward_params(params, state).")
+        batch = state.batch + 1
+        changes, stages = [], []
+        pieces = zip(state.stages, profile.split(updates), profile.split(params), strict=True)
+        for i, (stage, grads, weights) in enumerate(pieces):
+            at, then = progress(stage, weights), ()
+            if rules[i].correction.gradient or measure:
+                then = forward_of(rules[i], weights, stage)
+            used = delay_line.use(
+                lines, i, at, stage.line or NO_LINE, Gradient(grads, at.updates, then), batch, **extra
+            )
+            changes.append(used.changes)
+            stages.append(kept(used.at, used.line if stage.line else (), measured(stage, used, grads, weights)))
+        return profile.join(changes, updates), State(batch, tuple(stages), profile)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+NO_LINE = Gradient((), ())
+
+
+def sharded_like(params: Tree, line: Gradient) -> Gradient:
+    """A delay line whose arrays are sharded like the parameters, along all axes but the first."""
+
+    def put(ring: jax.Array, p: Any) -> jax.Array:
+        sharding = getattr(p, "sharding", None)
+        if isinstance(p, jax.core.Tracer) or not isinstance(sharding, NamedSharding):
+            return ring
+        return jax.device_put(ring, NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec)))
+
+    then = jax.tree.map(put, line.then, params) if line.then != () else ()
+    return line._replace(grads=jax.tree.map(put, line.grads, params), then=then)
+
+
+def progress(stage: StageLine, params: Tree) -> delay_line.Progress:
+    """What gradients change in a stage, as the delay line has it."""
+    state = StageState(params, {}, stage.opt_state, (), stage.correction)
+    return delay_line.Progress(state, stage.sum or None, stage.updates, stage.staleness)
+
+
+def kept(at: delay_line.Progress, line: Any, measured: tuple[Any, Any]) -> StageLine:
+    """The inverse of `progress`, without the parameters."""
+    total = () if at.sum is None else at.sum
+    return StageLine(at.state.opt_state, at.state.correction, line, total, at.updates, at.staleness, *measured)
+
+
+def measured(stage: StageLine, used: delay_line.Used, grads: Tree, weights: Tree) -> tuple[Any, Any]:
+    """(cosine, distance) of a stage, if they are measured."""
+    if isinstance(stage.cosine, tuple):
+        return (), ()
+
+    def dot(a: Tree, b: Tree) -> jax.Array:
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        return sum((jnp.vdot(x.astype(jnp.float32), y.astype(jnp.float32)) for x, y in pairs), jnp.float32(0))
+
+    late, then = used.late.grads, used.late.then
+    cosine = dot(late, grads) / jnp.sqrt(dot(late, late) * dot(grads, grads))
+    apart = jax.tree.map(jnp.subtract, weights, then)
+    distance = jnp.sqrt(dot(apart, apart) / dot(weights, weights))
+    return jnp.where(used.due, cosine, stage.cosine), jnp.where(used.due, distance, stage.distance)
+
+
+def forward_of(rule: UpdateRule, params: Tree, stage: StageLine) -> Tree:
+    """The weights with which a stage goes forward."""
+    return rule.correction.forward(params, stage.correction) if rule.correction.forward else params
+
+
+def forward_params(params: Tree, state: Any) -> Tree:
+    """The weights to take the gradients at: those that a correction predicts, the parameters themselves without one.
+
+    Arguments:
+        params: the parameters.
+        state: the optimizer's, or one that contains it, such as that of an optax chain.
+    """
+    state = own(state)
+    rules = state.profile.lines.rules
+    state.profile.asked_forward = True
+    if not any(rule.correction.forward for rule in rules):
+        return params
+    pieces = zip(rules, state.profile.split(params), state.stages, strict=True)
+    return state.profile.join([forward_of(*piece) for piece in pieces], params)
+
+
+def drain(params: Tree, state: Any) -> tuple[Tree, Any]:
+    """Applies the gradients that wait in the queues, oldest first, as a pipeline does at its end.
+
+    Arguments:
+        params: the parameters.
+        state: as that of `forward_params`.
+
+    Returns: (parameters, state), with empty queues.
+    """
+    found = own(state)
+    lines, moved = found.profile.lines, []
+    for i, (stage, weights) in enumerate(zip(found.stages, found.profile.split(params), strict=True)):
+        moved.append(delay_line.drain_stage(lines, i, progress(stage, weights), stage.line or NO_LINE, found.batch))
+    stages = [kept(at, old.line, (old.cosine, old.distance)) for at, old in zip(moved, found.stages, strict=True)]
+    emptied = State(jnp.zeros_like(found.batch), tuple(stages), found.profile)
+    state = jax.tree.map(lambda each: emptied if is_state(each) else each, state, is_leaf=is_state)
+    return found.profile.join([at.state.params for at in moved], params), state
+
+
+class StageReport(NamedTuple):
+    """What `report` tells of a stage.
+
+    k: its number, from 1.
+    delay: the batches by which its gradients are late.
+    staleness: the most updates between a gradient's forward pass and its use, as measured so far.
+    updates: its updates so far.
+    queue_bytes: of its delay line.
+    cosine: between the newest late gradient that it used and the gradient of the same step; None if not measured.
+    distance: |weights - weights of that gradient's forward pass| / |weights|; the same.
+    """
+
+    k: int
+    delay: int
+    staleness: int | None
+    updates: int | None
+    queue_bytes: int
+    cosine: float | None
+    distance: float | None
+
+
+def report(state: Any) -> list[StageReport]:
+    """What lateness does to each stage k = 1..K. It waits for the state.
+
+    Arguments:
+        state: as that of `forward_params`. Of `jax.eval_shape(optimizer.init, params)` it tells the bytes of the queues
+            before any array is made; what has to be measured is then None.
+    """
+    state, told = own(state), []
+    for k, (stage, delay) in enumerate(zip(state.stages, state.profile.lines.delays, strict=True), 1):
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stage.line))
+        measured = stage.staleness, stage.updates, stage.cosine, stage.distance
+        numbers = [None if isinstance(each, jax.ShapeDtypeStruct | tuple) else each.item() for each in measured]
+        told.append(StageReport(k, delay, *numbers[:2], size, *numbers[2:]))
+    return told
+
+
+def is_state(value: Any) -> bool:
+    """Whether this is the state of such an optimizer."""
+    return isinstance(value, State)
+
+
+def own(state: Any) -> State:
+    """The one `State` within the state of an optimizer. Raises BadInput where there is none, or more than one."""
+    found = [each for each in jax.tree.leaves(state, is_leaf=is_state) if is_state(each)]
+    if len(found) != 1:
+        fact = f"the state has {len(found)} states of late.optimizer in it, not 1"
+        raise BadInput(f"{fact}. Give the state of the optimizer that late.optimizer made.")
+    return found[0]
+
+
+def check_state(state: Any, profile: Profile) -> None:
+    """Raises BadInput for a state that another optimizer has made."""
+    if not is_state(state):
+        raise BadInput("the state is not one of late.optimizer. Make it with this optimizer's init.")
+    if state.profile != profile:
+        pairs = zip(state.profile.settings, profile.settings, strict=True)
+        name, there, here = next((name, a, b) for (name, a), (_, b) in pairs if a != b)
+        fact = f"the state is of an optimizer with {name} {there}, and this one has {here}"
+        raise BadInput(f"{fact}. Make the state with init of the optimizer that it is given to.")

@@ -1,0 +1,263 @@
+"""`fdg_jax.late` against the delay-line engine and against optimizers without it."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx, serialization
+from flax.training.train_state import TrainState
+from jax.sharding import NamedSharding, PartitionSpec
+from small import CLASSES, batches, close, cross_entropy, pipeline, recipe
+
+from fdg_jax import BadInput, late
+from fdg_jax.machine import programs
+from fdg_jax.optimizers.rotation import rotation
+
+K = 3
+DATA = batches(9, features=CLASSES)
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return jnp.tanh(nn.Dense(CLASSES)(x))
+
+
+LAYER = Layer()
+FIRST = {f"stage{k}": LAYER.init(jax.random.key(k), DATA[0][0])["params"] for k in range(1, K + 1)}
+
+
+def loss(params, x, labels):
+    for k in range(1, K + 1):
+        x = LAYER.apply({"params": params[f"stage{k}"]}, x)
+    return cross_entropy(x, labels)
+
+
+def stage_of(path):
+    return int(path.removeprefix("stage")[0])
+
+
+def step(optimizer, params, state, batch):
+    grads = jax.grad(loss)(late.forward_params(params, state), *batch)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def trained(optimizer, params=FIRST, data=DATA, step=step):
+    state = optimizer.init(params)
+    for batch in data:
+        params, state = step(optimizer, params, state, batch)
+    return params, state
+
+
+ASKED = [
+    {"beta": 0.5},
+    {"order": "forward-first"},
+    {"accumulate": 2, "accumulation": "mean", "beta": 0.3},
+    {"method": "ddg"},
+    {"method": "ddg", "accumulate": 4, "one_version": True},
+    {"correct": "anticipate", "momentum": 0.9},
+    {"correct": "dc_asgd", "guard": True},
+    {"correct": "gap_aware,anticipate,rate", "momentum": 0.9, "learning_rate": 0.1},
+    {"correct": "cosine"},
+    {"optimizer": optax.contrib.muon(0.02)},
+    {"optimizer": rotation(0.01)},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: ",".join(map(str, asked)) + str(asked.get("method", "")))
+def test_operation_by_operation_it_is_the_delay_line_engine_bit_for_bit(asked):
+    """Without programs nothing is contracted, so that only what is computed counts. A loop is one operation."""
+    options = dict(asked)
+    chain = options.pop("optimizer", None) or recipe()
+    with jax.disable_jit():
+        stages, first = [Layer() for _ in FIRST], [{"params": FIRST[f"stage{k}"]} for k in range(1, K + 1)]
+        engine = pipeline(K, DATA[0], chain, stages, first, engine="scan", **options)
+        for batch in DATA:
+            engine.step(batch)
+        ours = late.optimizer(chain, stage_of, K=K, **options)
+        ours = optax.GradientTransformation(ours.init, programs.jit(ours.update))
+        params, state = trained(ours)
+        same(params, engine)
+        assert [each.staleness for each in late.report(state)] == engine.staleness
+        engine.drain()
+        params, state = programs.jit(late.drain)(params, state)
+        same(params, engine)
+        assert [each.updates for each in late.report(state)] == engine.updates
+
+
+def same(params, engine):
+    for k, variables in enumerate(engine.params, 1):
+        jax.tree.map(np.testing.assert_array_equal, params[f"stage{k}"], variables["params"])
+
+
+def test_without_lateness_it_is_the_optimizer_alone():
+    late_step = jax.jit(partial(step, ours := late.optimizer(recipe(), stage_of, method="bp", K=K)))
+    params, _ = trained(ours, step=lambda _, *rest: late_step(*rest))
+    alone, state = FIRST, (chain := recipe()).init(FIRST)
+    for batch in DATA:
+        updates, state = jax.jit(chain.update)(jax.jit(jax.grad(loss))(alone, *batch), state, alone)
+        alone = optax.apply_updates(alone, updates)
+    close(params, alone, rtol=0, atol=1e-6)  # one program rounds otherwise than three
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_layers_on_a_first_axis_are_trained_as_separate_ones(prefix):
+    """Muon sees matrices in both, and each layer has its stage."""
+    make = lambda k: optax.contrib.muon(0.02 / k)  # noqa: E731
+    separate, _ = trained(late.optimizer(make, stage_of, K=K))
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *FIRST.values())
+
+    def scanned(params, x, labels):
+        return cross_entropy(jax.lax.scan(lambda x, p: (LAYER.apply({"params": p}, x), ()), x, params)[0], labels)
+
+    cut = late.Layers((1, 2, 3)) if prefix else lambda path: late.LAYERS
+    optimizer, params = late.optimizer(make, cut, K=K), stacked
+    state = optimizer.init(params)
+    for batch in DATA:
+        updates, state = optimizer.update(jax.grad(scanned)(params, *batch), state, params)
+        params = optax.apply_updates(params, updates)
+    expected = jax.tree.map(lambda *each: jnp.stack(each), *separate.values())
+    close(params, expected, rtol=0, atol=1e-6)  # gradients of a loop are rounded otherwise than those of a chain
+
+
+def test_delays_may_be_any_and_staleness_is_measured():
+    _, state = trained(late.optimizer(recipe(), stage_of, delay=[4, 2, 0], measure=True))
+    told = late.report(state)
+    assert [tuple(each)[:4] for each in told] == [(1, 4, 4, 5), (2, 2, 2, 7), (3, 0, 0, 9)]
+    assert told[0].distance > 0 < told[1].distance and told[2].distance == 0
+    assert -1 <= told[0].cosine < 1 and told[2].cosine == pytest.approx(1)
+
+
+def test_while_a_queue_fills_neither_weights_nor_the_optimizers_state_move():
+    optimizer = late.optimizer(optax.adamw(0.1), stage_of, delay=[4, 4, 0])
+    params, state = trained(optimizer, data=DATA[:4])
+    close(params["stage1"], FIRST["stage1"], rtol=0)
+    first = optimizer.init(FIRST)
+    close(state.stages[0].opt_state, first.stages[0].opt_state, rtol=0)
+    assert [each.updates for each in late.report(state)] == [0, 0, 4]
+
+
+def test_it_runs_under_jit_scan_vmap_and_donation():
+    optimizer = late.optimizer(recipe(), stage_of, K=K, correct="anticipate", momentum=0.9)
+    expected, _ = trained(optimizer)
+    x, labels = (np.stack(arrays) for arrays in zip(*DATA, strict=True))
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def run(params, state, x, labels):
+        return jax.lax.scan(lambda c, batch: (step(optimizer, *c, batch), ()), (params, state), (x, labels))[0]
+
+    params = jax.tree.map(jnp.copy, FIRST)
+    params, _ = run(params, optimizer.init(params), x, labels)
+    close(params, expected, rtol=0, atol=1e-6)
+    two = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), FIRST)
+    both, _ = jax.vmap(run, in_axes=(0, 0, None, None))(two, jax.vmap(optimizer.init)(two), x, labels)
+    close(jax.tree.map(lambda leaf: leaf[0], both), expected, rtol=0, atol=1e-6)
+
+
+def test_queues_are_sharded_like_their_parameters():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    params = {"stage1": jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, PartitionSpec("data")))}
+    optimizer = late.optimizer(recipe(), stage_of, delay=[3])
+    state = optimizer.init(params)
+    ring = state.stages[0].line.grads["stage1"]
+    assert ring.sharding.spec == PartitionSpec(None, "data")
+    _, state = jax.jit(optimizer.update)(params, state, params)
+    assert state.stages[0].line.grads["stage1"].sharding.is_equivalent_to(ring.sharding, 3)
+
+
+def test_files_hold_its_state(tmp_path):
+    optimizer = late.optimizer(optax.adam(0.01), stage_of, K=K, accumulate=2)
+    params, state = trained(optimizer, data=DATA[:5])
+    expected, _ = trained_on(optimizer, params, state)
+    as_bytes = serialization.from_bytes(optimizer.init(params), serialization.to_bytes(state))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        by_orbax = checkpointer.restore(tmp_path / "state", optimizer.init(params))
+    for read in (as_bytes, by_orbax):
+        close(trained_on(optimizer, params, read)[0], expected, rtol=0)
+
+
+def trained_on(optimizer, params, state):
+    for batch in DATA[5:]:
+        params, state = step(optimizer, params, state, batch)
+    return params, state
+
+
+def test_a_train_state_and_an_nnx_optimizer_take_it():
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), late.optimizer(recipe(), stage_of, K=K))
+    expected, _ = trained(optimizer)
+    linen = TrainState.create(apply_fn=None, params=FIRST, tx=optimizer)
+    for batch in DATA:
+        linen = linen.apply_gradients(grads=jax.grad(loss)(linen.params, *batch))
+    close(linen.params, expected, rtol=0)
+
+    class Network(nnx.Module):
+        def __init__(self):
+            for k in range(1, K + 1):
+                layer = nnx.Linear(CLASSES, CLASSES, rngs=nnx.Rngs(0))
+                first = FIRST[f"stage{k}"]["Dense_0"]
+                layer.kernel[...], layer.bias[...] = first["kernel"], first["bias"]
+                setattr(self, f"stage{k}", layer)
+
+        def __call__(self, x):
+            for k in range(1, K + 1):
+                x = jnp.tanh(getattr(self, f"stage{k}")(x))
+            return x
+
+    network = Network()
+    holder = nnx.Optimizer(network, optimizer, wrt=nnx.Param)
+    for x, labels in DATA:
+        grads = nnx.grad(lambda network, x=x, labels=labels: cross_entropy(network(x), labels))(network)
+        holder.update(network, grads)
+    for k in range(1, K + 1):
+        kernel = getattr(network, f"stage{k}").kernel[...]
+        np.testing.assert_allclose(kernel, expected[f"stage{k}"]["Dense_0"]["kernel"], rtol=0, atol=1e-6)
+
+
+def test_the_bytes_of_queues_are_known_before_any_array_is_made():
+    optimizer = late.optimizer(recipe(), stage_of, K=K, correct="dc_asgd", dtype="bfloat16")
+    size = CLASSES * CLASSES + CLASSES
+    expected = [D * (2 * size + 4 * size + 4) for D in (3, 1)] + [0]  # gradients in bfloat16, weights, their versions
+    for state in (jax.eval_shape(optimizer.init, FIRST), trained(optimizer)[1]):
+        assert [each.queue_bytes for each in late.report(state)] == expected
+
+
+def made(stage_of=stage_of, K=3, **options):
+    return late.optimizer(recipe(), stage_of, K=K, **options)
+
+
+def used(optimizer, state, *params):
+    return optimizer.update(FIRST, state, *params)
+
+
+AHEAD = {"correct": "anticipate", "momentum": 0.9}
+WRONG = {
+    "no stage": (lambda: made(lambda path: None).init(FIRST), "stage1/Dense_0/bias has no stage"),
+    "outside": (lambda: made(lambda path: 4).init(FIRST), "stages 1 to 3"),
+    "layers": (lambda: made(late.Layers((1,))).init(FIRST), "has 5 layers"),
+    "prefix": (lambda: made({"other": 1}).init(FIRST), "no prefix of the parameters' tree"),
+    "current": (lambda: made(weights="current"), "weights='current'"),
+    "method": (lambda: made(method="dgl"), "method dgl is not BP with late gradients"),
+    "K": (lambda: made(K=None), "K=None"),
+    "delay": (lambda: made(K=None, delay=[1, -1]), "delay has -1"),
+    "momentum": (lambda: made(correct="anticipate"), "Add momentum="),
+    "state": (lambda: used(made(), made(delay=[1, 1, 0]).init(FIRST), FIRST), "delays (1, 1, 0), and this one has"),
+    "no params": (lambda: used(made(), made().init(FIRST)), "needs the parameters"),
+    "forward": (lambda: used(made(**AHEAD), made(**AHEAD).init(FIRST), FIRST), "late.forward_params(params, state)"),
+    "not its state": (lambda: late.report(recipe().init(FIRST)), "0 states of late.optimizer"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_use_is_one_sentence(name):
+    run, words = WRONG[name]
+    with pytest.raises(BadInput) as told:
+        run()
+    assert words in str(told.value)
