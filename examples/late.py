@@ -78,7 +78,8 @@ def errors(K, seeds, batches, **options):
 
 def batches_to(target, errors):
     """The median over seeds of the batches until the test error is the target; infinite where most do not reach it."""
-    return np.median([EVERY * (1 + np.argmax(run <= target)) if (run <= target).any() else np.inf for run in errors.T])
+    reached = [np.flatnonzero(run <= target) for run in errors.T]
+    return float(np.median([EVERY * (1 + float(first[0])) if first.size else np.inf for first in reached]))
 
 
 def speed_up(K, transfer):
@@ -89,7 +90,7 @@ def speed_up(K, transfer):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--target", type=float, default=5.0, help="test error in %%")
@@ -97,7 +98,7 @@ def main():
     args = parser.parse_args()
     links = {"fast": 0.0, "slow": 0.3}  # times of a message
     print(f"batches until {args.target:g}% test error on digits, the median of {args.seeds} seeds. Time: on K devices,")
-    print("over that of BP on one, with links that take no time (fast), or 0.3 times a batch of BP for a message (slow)")
+    print("over that of BP on one, with links that take no time (fast) or 0.3 times a batch of BP for a message (slow)")
     print("  K  correction  staleness  cosine  batches  over BP's  time, fast  time, slow")
     curves, alone = {}, None
     for K, options in [(1, {}), (2, {}), (4, {}), (8, {}), (8, {"correct": "anticipate"})]:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fdg_jax import corrections
@@ -36,7 +37,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
 from fdg_jax.stage import delay_line
-from fdg_jax.stage.delay_line import Gradient, LineOptions, Sum
+from fdg_jax.stage.delay_line import Gradient, LineOptions
 from fdg_jax.stage.functions import StageState
 from fdg_jax.stage.shapes import shape_of
 from fdg_jax.stage.update import UpdateRule
@@ -81,12 +82,12 @@ class StageLine(NamedTuple):
 
     opt_state: Tree
     correction: Tree
-    line: Gradient | tuple[()]
-    sum: Sum | tuple[()]
+    line: Any
+    sum: Any
     updates: jax.Array
     staleness: jax.Array
-    cosine: jax.Array | tuple[()] = ()
-    distance: jax.Array | tuple[()] = ()
+    cosine: Any = ()
+    distance: Any = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -280,7 +281,7 @@ def optimizer(
     lines = LineOptions(schedule.delays, rules, schedule.accumulate, mean, dtype and jnp.dtype(dtype), measure)
     profile = Profile(tuple(settings.items()), K, stage_of, lines, measure)
 
-    def init(params: Tree) -> State:
+    def init(params: Tree) -> Any:
         trees = profile.split(params)
         for k, (parts, tree) in enumerate(zip(correcting, trees, strict=True), 1):
             for kind, correction in parts:
@@ -290,12 +291,12 @@ def optimizer(
 
     def start(i: int, params: Tree) -> StageLine:
         state, line, total = delay_line.start_stage(StageState(params, {}), lines, i)
-        measured = (jnp.float32(jnp.nan),) * 2 if measure else ((), ())
+        first = (jnp.float32(jnp.nan),) * 2 if measure else ((), ())
         line = sharded_like(params, line) if schedule.delays[i] else ()
         counters = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-        return StageLine(state.opt_state, state.correction, line, () if total is None else total, *counters, *measured)
+        return StageLine(state.opt_state, state.correction, line, () if total is None else total, *counters, *first)
 
-    def update(updates: Tree, state: State, params: Tree | None = None, **extra: Any) -> tuple[Tree, State]:
+    def update(updates: Tree, state: Any, params: Tree | None = None, **extra: Any) -> tuple[Tree, Any]:
         if params is None:
             raise BadInput("update needs the parameters: optimizer.update(grads, state, params).")
         check_state(state, profile)
@@ -306,20 +307,14 @@ def optimizer(
         changes, stages = [], []
         pieces = zip(state.stages, profile.split(updates), profile.split(params), strict=True)
         for i, (stage, grads, weights) in enumerate(pieces):
-            at, then = progress(stage, weights), ()
-            if rules[i].correction.gradient or measure:
-                then = forward_of(rules[i], weights, stage)
-            used = delay_line.use(
-                lines, i, at, stage.line or NO_LINE, Gradient(grads, at.updates, then), batch, **extra
-            )
+            at, keeps = progress(stage, weights), rules[i].correction.gradient or measure
+            new = Gradient(grads, at.updates, forward_of(rules[i], weights, stage) if keeps else ())
+            used = delay_line.use(lines, i, at, stage.line, new, batch, **extra)
             changes.append(used.changes)
-            stages.append(kept(used.at, used.line if stage.line else (), measured(stage, used, grads, weights)))
+            stages.append(kept(used.at, used.line, measured(stage, used, grads, weights)))
         return profile.join(changes, updates), State(batch, tuple(stages), profile)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-NO_LINE = Gradient((), ())
 
 
 def sharded_like(params: Tree, line: Gradient) -> Gradient:
@@ -327,7 +322,7 @@ def sharded_like(params: Tree, line: Gradient) -> Gradient:
 
     def put(ring: jax.Array, p: Any) -> jax.Array:
         sharding = getattr(p, "sharding", None)
-        if isinstance(p, jax.core.Tracer) or not isinstance(sharding, NamedSharding):
+        if isinstance(p, Tracer) or not isinstance(sharding, NamedSharding):
             return ring
         return jax.device_put(ring, NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec)))
 
@@ -396,7 +391,7 @@ def drain(params: Tree, state: Any) -> tuple[Tree, Any]:
     found = own(state)
     lines, moved = found.profile.lines, []
     for i, (stage, weights) in enumerate(zip(found.stages, found.profile.split(params), strict=True)):
-        moved.append(delay_line.drain_stage(lines, i, progress(stage, weights), stage.line or NO_LINE, found.batch))
+        moved.append(delay_line.drain_stage(lines, i, progress(stage, weights), stage.line, found.batch))
     stages = [kept(at, old.line, (old.cosine, old.distance)) for at, old in zip(moved, found.stages, strict=True)]
     emptied = State(jnp.zeros_like(found.batch), tuple(stages), found.profile)
     state = jax.tree.map(lambda each: emptied if is_state(each) else each, state, is_leaf=is_state)
@@ -436,7 +431,8 @@ def report(state: Any) -> list[StageReport]:
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stage.line))
         measured = stage.staleness, stage.updates, stage.cosine, stage.distance
         numbers = [None if isinstance(each, jax.ShapeDtypeStruct | tuple) else each.item() for each in measured]
-        told.append(StageReport(k, delay, *numbers[:2], size, *numbers[2:]))
+        staleness, updates, cosine, distance = numbers
+        told.append(StageReport(k, delay, staleness, updates, size, cosine, distance))
     return told
 
 

@@ -45,6 +45,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "pages": (),
     "explorer": ("errors", "options", "schedule", "methods", "checks", "pages"),
     "api": ("recipe", *BELOW_API),
+    "late": ("errors", "stage", "checks", *CONFIGURED),
     "runs": (*FILES, "machine", "data", "split", "stage", "checks", *CONFIGURED),
     "report": (*FILES, "recipe", "machine", "schedule", "checks", "pages", "explorer", "runs", *CONFIGURED),
     "compare": ("errors", "machine", "options", "report"),

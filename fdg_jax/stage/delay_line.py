@@ -181,21 +181,21 @@ class Used(NamedTuple):
     """
 
     at: Progress
-    line: Gradient
+    line: Any
     late: Gradient
     due: jax.Array
     changes: Tree
 
 
 def use(
-    lines: LineOptions, i: int, at: Progress, line: Gradient, new: Gradient, batch: jax.Array, **extra: Any
+    lines: LineOptions, i: int, at: Progress, line: Any, new: Gradient, batch: jax.Array, **extra: Any
 ) -> Used:
     """Puts a gradient into the delay line of stage k = i + 1, and uses the one that comes out.
 
     Arguments:
         lines: what does not change.
         at: of the stage.
-        line: its delay line.
+        line: its delay line; () where D is 0 will do.
         new: the gradient.
         batch: the number of its batch since the lines were empty, from 1.
         extra: further arguments of the optimizer.
@@ -299,7 +299,7 @@ def drain(lines: LineOptions, run: DelayState) -> DelayState:
     return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved)
 
 
-def drain_stage(lines: LineOptions, i: int, at: Progress, line: Gradient, batch: jax.Array) -> Progress:
+def drain_stage(lines: LineOptions, i: int, at: Progress, line: Any, batch: jax.Array) -> Progress:
     """The same of stage k = i + 1 alone. batch: the number of the newest one since the lines were empty."""
     rule, D = lines.rules[i], lines.delays[i]
     for late in range(1, D + 1):
