@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg_jax import config, config_file, corrections, data, methods, models
+from fdg_jax import config, config_file, corrections, data, methods, models, own_files
 from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_JOINING, OF_MODELS, OF_START, Config
 from fdg_jax.config_file import Found
+from fdg_jax.errors import BadInput
 from fdg_jax.machine.output import say
 from fdg_jax.options.common import GROUPS, OF_OPTIMIZER, ONE_RUN, Joining, Start, chosen, own_defaults, refuse_retired
 from fdg_jax.options.fields import Option, choices, from_word, parts, spelled
 from fdg_jax.options.parser import Parser, continued
 
-FLAGS = {**FIELDS, **OF_JOINING, **OF_START}  # all options of the command line
 ABOUT = (
     "Trains {} by stages that never wait for one another (fully decoupled learning with delayed gradients), or by a "
     "method to compare it with."
@@ -89,15 +89,22 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
     if config.UNREADABLE:
         raise config.UNREADABLE
     refuse_retired(arguments)
+    own_files.load_named(arguments)
     if "--help-all" in arguments:  # whatever else is wrong
         parser(program).parse_args(["--help"])
     if "-h" in arguments or "--help" in arguments:
         short_parser(program).parse_args(["--help"])
-    given = vars(parser(program).parse_args(arguments))
+    words = vars(parser(program).parse_args(arguments))
+    given = {name: own_files.by_name(name, value) for name, value in words.items()}
     joining = {name: given.pop(name) for name in OF_JOINING if name in given}
     started = {name: given.pop(name) for name in OF_START if name in given}
     start = Start(**{**started, "sweep": tuple(started.get("sweep", ()))})
+    own_files.TRUSTED.set(start.trust_code)
     file = config_file.read(Path(start.config)) if start.config is not None else config_file.NOTHING
+    for name in own_files.FOLDERS:
+        if str(value := of_run(given, file).get(name)).endswith(own_files.SUFFIX):
+            fact = f"{file.places[name]}: a file of options executes no code"
+            raise BadInput(f"{fact}. Add {spelled(name)} {value} to the command line.")
     options, named = settled(given, file, program)
     if (name := {**file.options, **given}.get("method")) in methods.ALIASES and name != options.method:
         say(f"method {name} is {options.method} with --weights stashed: the same delays and weights.")
@@ -150,9 +157,10 @@ def parser(program: Program) -> Parser:
 def short_parser(program: Program) -> Parser:
     """Prints the flags that most people need."""
     made = empty_parser(program)
-    box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(FLAGS)} by group.")
+    flags = all_flags()
+    box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(flags)} by group.")
     for name in EVERYDAY_TEXT if trains_text(program) else EVERYDAY:
-        add(box, FLAGS[name], program)
+        add(box, flags[name], program)
     return made
 
 
@@ -173,9 +181,14 @@ def title(group: str) -> str:
     return own.get(group, f"{group} options")
 
 
+def all_flags() -> dict[str, Option]:
+    """All options of the command line."""
+    return {**FIELDS, **OF_JOINING, **OF_START}
+
+
 def of_group(group: str) -> list[Option]:
     """The options of a group."""
-    return [option for option in FLAGS.values() if option.group == group]
+    return [option for option in all_flags().values() if option.group == group]
 
 
 def trains_text(program: Program) -> bool:

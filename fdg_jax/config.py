@@ -20,7 +20,7 @@ OF_JOINING, OF_START = fields.of_class(Joining, "Joining", ()), fields.of_class(
 IN_CONFIG = (
     *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
     *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from", "initial"),
-    *("inputs", "test_size"),
+    *("inputs", "test_size", "code"),
 )
 IN_SUMMARY = (
     *("parameters", "auxiliary_parameters", "seconds", "images_per_second", "train_loss", "test_loss", "staleness"),
@@ -51,23 +51,31 @@ def declared(
     wrong = None
     for file in folder.names():
         try:
-            own = options_of(file)
-            for name, new in own.items():
-                before = found.get(name, new)
-                if name in taken:
-                    fact = f"{folder.shown(file)} declares the option {name}, a name with another meaning"
-                    raise BadInput(f"{fact}. Choose another one.")
-                if (new.kind, new.default) != (before.kind, before.default):
-                    both = f"{folder.shown(file)} and {folder.shown(before.by[0])}"
-                    fact = f"{both} declare the option {name} differently"
-                    raise BadInput(f"{fact}. Give both the same type and default, or one of them another name.")
+            found |= of_file(folder, file, options_of(file), found, taken)
         except BadInput as error:
             wrong = wrong or error
-            continue
-        for name, new in own.items():
-            before = found.get(name, new)
-            found[name] = before._replace(by=(*before.by, file))
     return found, wrong
+
+
+def of_file(
+    folder: Folder, file: str, own: Mapping[str, Option], others: Mapping[str, Option], taken: Collection[str]
+) -> dict[str, Option]:
+    """The options of a file, with the files that declare them; others: those of the other files of its folder.
+
+    Raises: BadInput for a name in `taken`, and where another file declares the option differently.
+    """
+    found = {}
+    for name, new in own.items():
+        before = others.get(name, new)
+        if name in taken:
+            fact = f"{folder.shown(file)} declares the option {name}, a name with another meaning"
+            raise BadInput(f"{fact}. Choose another one.")
+        if (new.kind, new.default) != (before.kind, before.default):
+            both = f"{folder.shown(file)} and {folder.shown(before.by[0])}"
+            fact = f"{both} declare the option {name} differently"
+            raise BadInput(f"{fact}. Give both the same type and default, or one of them another name.")
+        found[name] = before._replace(by=(*before.by, file))
+    return found
 
 
 COMMON = fields.of_class(Common, "Common", ())
@@ -79,16 +87,30 @@ OF_CORRECTIONS, wrong_correction = declared(
 OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METHODS.keys() | OF_CORRECTIONS.keys())
 # What is wrong with a file. A command says it and ends; in Python only what stands in that file is affected.
 UNREADABLE = wrong_method or wrong_correction or wrong_model
-JOINED = {
-    **{name: each._replace(group="fdg" if "fdg" in each.by else "others") for name, each in OF_METHODS.items()},
-    **{name: each._replace(group="correction") for name, each in OF_CORRECTIONS.items()},
-    **{name: each._replace(group="model") for name, each in OF_MODELS.items()},
-}
+
+
+def grouped() -> dict[str, Option]:
+    """The options that files declare, with their groups."""
+    return {
+        **{name: each._replace(group="fdg" if "fdg" in each.by else "others") for name, each in OF_METHODS.items()},
+        **{name: each._replace(group="correction") for name, each in OF_CORRECTIONS.items()},
+        **{name: each._replace(group="model") for name, each in OF_MODELS.items()},
+    }
+
+
+JOINED = grouped()
 # By group, as --help lists them; within a group first what all runs have.
 FIELDS = {
     name: each for group in GROUPS for name, each in {**COMMON, **JOINED}.items() if each.group == group
 }
 SWITCHES = frozenset(name for name, each in FIELDS.items() if each.switch)
+
+
+def config_class() -> type:
+    """The class `Config`, with the options that are known."""
+    declared = [(name, each.kind, each.default) for name, each in JOINED.items()]
+    return dataclasses.make_dataclass("Config", declared, bases=(Common,), frozen=True)
+
 
 if TYPE_CHECKING:
 
@@ -100,10 +122,22 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    Config = dataclasses.make_dataclass(
-        "Config", [(name, each.kind, each.default) for name, each in JOINED.items()], bases=(Common,), frozen=True
-    )
+    Config = config_class()
     Config.__module__ = __name__
+
+
+def join(folder: Folder, file: str, own: Mapping[str, Option], known: dict[str, Option]) -> None:
+    """Adds the options of a file that has joined a folder after this module was imported.
+
+    own: what the file declares. known: OF_METHODS, OF_CORRECTIONS or OF_MODELS. Raises BadInput as `of_file` does.
+    """
+    taken = TAKEN | (JOINED.keys() - known.keys())
+    known.update(of_file(folder, file, own, known, taken))
+    JOINED.update(grouped())
+    FIELDS.update(JOINED)
+    new = config_class()  # `Config` stays the class that other modules have imported
+    for name in (*own, "__init__", "__repr__", "__eq__", "__hash__", "__dataclass_fields__"):
+        setattr(Config, name, getattr(new, name))
 
 
 def values(config: Config, names: Collection[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg_jax import strict_json
+from fdg_jax import own_files, strict_json
 from fdg_jax.config import FIELDS, IN_CONFIG, OF_JOINING, OF_START
 from fdg_jax.errors import BadInput, did_you_mean, first_line, reason
 from fdg_jax.options.common import RETIRED
@@ -64,6 +64,8 @@ def read(path: Path) -> Found:
     found, places = {}, {}
     stored = {entry.key: entry.value for entry in entries}
     own = isinstance(stored.get("asked"), dict) and "versions" in stored
+    if own:
+        own_files.load_of_run(path.parent, stored)
     for entry in entries:
         name, place = entry.key.replace("-", "_"), f"{path}, line {entry.line}" if entry.line else str(path)
         if name in FACTS or (own and name in OF_ITS_RUN):

@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from fdg_jax import own_files
 from fdg_jax.machine import compile_cache, output
 from fdg_jax.options.parser import Parser
 from fdg_jax.training import command
@@ -25,12 +26,15 @@ def parser(name: str, does: str) -> Parser:
         help="The checkpoint after batch N, or the one with the lowest test error, which --keep-best keeps.",
     )
     made.add_argument("--data-dir", metavar="DIR", help="Where the data set is. Default: as the run was told.")
+    about = "Execute the copies of own .py files in the run directory, which a stranger may have made."
+    made.add_argument("--trust-code", action="store_true", help=about)
     return made
 
 
 def trained(given: Namespace) -> Trained:
     """The weights that a command line names; prints what they are. Raises BadInput."""
     compile_cache.enable()
+    own_files.TRUSTED.set(given.trust_code)
     which = given.checkpoint
     which = int(which) if which is not None and which.isdecimal() else which
     found, remark = read(Path(given.run), which, given.data_dir)

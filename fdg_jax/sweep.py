@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg_jax import durable
+from fdg_jax import durable, own_files
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import CommandLine, Program, settled
 from fdg_jax.config import FIELDS, OF_MODELS, Config
@@ -41,8 +41,6 @@ from fdg_jax.runs import locking, reading, run_files
 PAGE, SEED, MOST = "compared.html", "seed", 1000
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
 ONCE = ("run_dir", "resume", "data_dir")  # cannot differ from run to run
-# What checks.check_names looks at.
-NAMES = ("model", "K", "dataset", "split", *OF_MODELS)
 
 
 class Combination(NamedTuple):
@@ -68,7 +66,8 @@ def run(asked: CommandLine, program: Program, signals: Signals) -> int:
             raise BadInput(f"{fact}. Rename the directories to go on, or choose another --run-dir.")
         checks.check(one.options, one.given)
         left_to_do(folder / one.name, one)  # refuses a run with other options
-    for options in {tuple(getattr(one.options, name) for name in NAMES): one.options for one in found}.values():
+    names = ("model", "K", "dataset", "split", *OF_MODELS)  # what check_names looks at
+    for options in {tuple(getattr(one.options, name) for name in names): one.options for one in found}.values():
         checks.check_names(options, program.datasets)
     if asked.start.dry_run:
         for one in found:
@@ -129,6 +128,7 @@ def parsed(said: str, text: str) -> tuple[str, list[Any]]:
         raise BadInput(f"{said}: {name} is the same for all runs. Give it as {spelled(name)}.")
     texts = [word.strip() for word in rest.split(";" if ";" in rest else ",")]
     several = [converted(Setting(name, word, None, word=True), FIELDS[name], said) for word in texts]
+    several = [own_files.by_name(name, value) for value in several]
     if len(set(several)) < len(several):
         raise BadInput(f"{said}: a value is there twice. Leave one of them out.")
     return name, several
@@ -153,7 +153,9 @@ def command(one: Combination, folder: Path, program: Program, start: Start) -> l
     now = {name: getattr(one.options, name) for name in FIELDS}
     alone = Config(**chosen(program.defaults, {name: now[name] for name in one.given}))
     said = {name: value for name, value in now.items() if name in one.given or value != getattr(alone, name)}
-    flags = [word for name, value in said.items() if name not in ("run_dir", "resume") for word in words(name, value)]
+    said = {name: own_files.by_path(name, value) for name, value in said.items() if name not in ("run_dir", "resume")}
+    flags = [word for name, value in said.items() for word in words(name, value)]
+    flags += ["--trust-code"] if start.trust_code else []
     flags += ["--track", start.track] if start.track else []
     flags += ["--profile", str(start.profile)] if start.profile else []
     return [*program.command.split()[1:], *flags, "--run-dir", str(folder / one.name), "--resume", "auto"]

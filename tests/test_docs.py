@@ -14,7 +14,7 @@ from cifar_processes import printed
 from small import batches, fed, pipeline
 
 from experiments.harness import markdown, readme
-from fdg_jax import data, methods, models, split, transport
+from fdg_jax import data, methods, transport
 from fdg_jax.engine import transports
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.running import validate
@@ -132,19 +132,6 @@ def test_the_data_set_is_read_and_a_missing_file_is_refused(put, tmp_path):
     found = data.load("mine", tmp_path)
     assert (found.name, found.classes, found.shape, found.train_labels.dtype) == ("mine", 4, (8, 8, 3), np.int32)
     np.testing.assert_allclose(found.mean, images[0].mean((0, 1, 2)) / 255, rtol=1e-12)
-
-
-def test_the_model_is_built_and_cut(put):
-    put(models, "mine", shown("docs/extending.md", "NAMES ="))
-    models._families.cache_clear()
-    try:
-        blocks = models.blocks("mine", 10)
-        assert "mine" in models.names() and len(split.stages(blocks, [1])) == len(blocks) == 2
-        whole, x = split.whole(blocks), jax.ShapeDtypeStruct((3, 8, 8, 1), np.float32)
-        y, _ = jax.eval_shape(lambda key, x: whole.init_with_output(key, x, train=False), jax.random.key(0), x)
-        assert y.shape == (3, 10)
-    finally:
-        models._families.cache_clear()
 
 
 def test_the_transport_shown_rounds_what_goes_between_stages_and_nothing_else(put, monkeypatch):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fdg_jax", "benchmarks", "experiments", "examples")
 FILES = ("errors", "durable", "strict_json")
 BELOW_STAGES = (*FILES, "machine", "arrays", "checkpoint", "transport")
-CONFIGURED = ("options", "config", "models", "corrections", "methods")
+CONFIGURED = ("options", "config", "models", "corrections", "methods", "own_files")
 BELOW_API = (*BELOW_STAGES, "schedule", "layers", "stage", "engine", "split", "checks", *CONFIGURED)
 # Who may import whom, from the lowest room to the highest.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "arrays": ("errors",),
     "checkpoint": (*FILES, "arrays"),
     "machine": FILES,
-    "data": (*FILES, "machine"),
+    "data": (*FILES, "machine", "options"),
     "models": ("errors", "options", "layers"),
     "transport": ("errors", "machine", "schedule"),
     "corrections": ("errors", "options"),
@@ -38,7 +38,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
     "config": ("errors", "options", "models", "corrections", "methods"),
-    "config_file": ("errors", "strict_json", "options", "config"),
+    "own_files": ("errors", "durable", "options", "data", "config", "models", "corrections", "methods"),
+    "config_file": ("errors", "strict_json", "options", "config", "own_files"),
     "cli": ("errors", "machine", "data", "config_file", *CONFIGURED),
     "checks": (*BELOW_STAGES, "data", "schedule", "stage", "split", "block_times", *CONFIGURED),
     "pages": (),
@@ -49,17 +50,16 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report": (*FILES, "recipe", "machine", "schedule", "checks", "pages", "explorer", "runs", *CONFIGURED),
     "compare": ("errors", "machine", "options", "report"),
     "watch": (),
-    "sweep": ("errors", "durable", "machine", "options", "config", "config_file", "cli", "checks", "runs", "report"),
+    "sweep": ("errors", "durable", "machine", *CONFIGURED, "config_file", "cli", "checks", "runs", "report"),
     "training": ("recipe", *BELOW_API, "api", "data", "block_times", "cli", "runs", "report", "sweep"),
     "experiments": ("machine", "report", "training"),
-    "evaluate": ("errors", "options", "machine", "training"),
+    "evaluate": ("errors", "options", "machine", "own_files", "training"),
     "export": ("errors", "machine", "training", "evaluate"),
     "launch": ("errors", "options", "machine"),
 }
 # A registry finds the files of its own room by their names.
 REGISTRIES = {
     "fdg_jax.options.folder": (),
-    "fdg_jax.data": ("fdg_jax.data.sets.", "fdg_jax.data.streams."),
     "experiments": "experiments.table",
     "experiments.harness.paper": (),
     "benchmarks.__main__": (),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
-from fdg_jax.data import download
+from fdg_jax.data import download, files
 from fdg_jax.data.sets import tiny_imagenet
 from fdg_jax.errors import BadInput
 from tests.cifar_files import arrays_of
@@ -18,7 +18,7 @@ def written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
     monkeypatch.setattr(tiny_imagenet, "TINY", SMALL)
-    monkeypatch.setattr(tiny_imagenet, "CHUNK", 5)  # so that several threads have something to do
+    monkeypatch.setattr(files, "CHUNK", 5)  # so that several threads have something to do
     return write_tiny_imagenet(tmp_path / "data")
 
 
@@ -38,12 +38,12 @@ def test_every_image_is_decoded_with_its_class_and_grey_ones_in_three_channels(w
 
 def test_images_are_decoded_once_and_again_when_a_file_changes(written, tmp_path, monkeypatch, capsys):
     first = data.load("tiny_imagenet", tmp_path / "data")
-    decode = tiny_imagenet.decode
-    monkeypatch.setattr(tiny_imagenet, "decode", lambda *_: pytest.fail("decoded again"))
+    decode = files.decoded
+    monkeypatch.setattr(files, "decoded", lambda *_: pytest.fail("decoded again"))
     second = data.load("tiny_imagenet", tmp_path / "data" / "tiny-imagenet-200")  # the folder itself will do
     for a, b in zip(arrays_of(first), arrays_of(second), strict=True):
         np.testing.assert_array_equal(a, b)
-    monkeypatch.setattr(tiny_imagenet, "decode", decode)
+    monkeypatch.setattr(files, "decoded", decode)
     changed = tmp_path / "data" / "tiny-imagenet-200" / "val" / "images" / "val_3.JPEG"
     changed.write_bytes(photo(77))
     third = data.load("tiny_imagenet", tmp_path / "data")

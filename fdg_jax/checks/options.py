@@ -1,5 +1,6 @@
 """Refuses wrong options before any work: first values, which need nothing else, then names, which need the model."""
 
+import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -68,7 +69,11 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
         (elsewhere, "dataset", f"this command trains on {', '.join(known)}", "Others have commands of their own: "
          "fdg_jax.experiments.cifar, .tiny_imagenet, .imagenet and .language_model"),
     ))  # fmt: skip
-    if o.dataset not in known:
+    if data.is_path(o.dataset):
+        if not os.path.exists(path := o.data_dir or o.dataset):
+            fact = f"{said('dataset', o.dataset)}: {path} does not exist"
+            raise BadInput(f"{fact}. Name a folder or a file of images; if it has moved, say where to with --data-dir.")
+    elif o.dataset not in {*known, *data.SETS.own()}:
         hint = f"{did_you_mean(o.dataset, known)} There are {', '.join(known)}."
         raise BadInput(f"data set {o.dataset!r} is not known.{hint}")
     has, wants = data.unit(o.dataset), models.takes(o.model)

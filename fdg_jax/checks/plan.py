@@ -80,7 +80,7 @@ def plan(
     for kind in kinds:
         if both := kind.declared.keys() & set(found.answers_to):
             fact = f"correction {kind.name} and method {found.name} both have the option {min(both)}"
-            raise BadInput(f"{fact}. Give the one in fdg_jax/corrections/{kind.name}.py another name.")
+            raise BadInput(f"{fact}. Give the one in {corrections.FOLDER.shown(kind.name)} another name.")
     known = {*found.answers_to, *(name for kind in kinds for name in kind.answers_to)}
     if unknown := [name for name in asked if name not in known]:
         raise lacks(unknown[0], asked[unknown[0]], found, kinds)
@@ -203,5 +203,5 @@ def check_schedule(method: Method, schedule: Schedule) -> None:
         validate(schedule, batches)
     except ScheduleError as error:
         fact = sentence(error).removeprefix(f"{schedule.name}: ")
-        way_out = f"Correct the schedule in fdg_jax/methods/{method.name}.py."
+        way_out = f"Correct the schedule in {methods.FOLDER.shown(method.name)}."
         raise BadInput(f"method {method.name}: {fact} {way_out}") from None

@@ -101,7 +101,7 @@ def for_stage(
             late.check(need, kind.name)
         correction = kind.make(late, **options)
         if not isinstance(correction, Correction):
-            fact = f"make in fdg_jax/corrections/{kind.name}.py returned {type(correction).__name__}"
+            fact = f"make in {FOLDER.shown(kind.name)} returned {type(correction).__name__}"
             raise BadInput(f"{fact}. Return a Correction, NONE where there is nothing to do.")
         if correction is not NONE:
             made.append((kind, correction))

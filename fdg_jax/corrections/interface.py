@@ -114,7 +114,7 @@ class CorrectionSpec(NamedTuple):
     @property
     def declared(self) -> dict[str, Option]:
         """Its own options by name. BadInput where `options` is not a class that declares them."""
-        return fields.of_class(self.options, f"fdg_jax/corrections/{self.name}.py: Options")
+        return fields.of_class(self.options, f"correction {self.name}: Options")
 
     @property
     def answers_to(self) -> tuple[str, ...]:

@@ -9,37 +9,26 @@ transform examples (`augment`). A slow import happens only when a data set needs
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 from collections.abc import Sequence
 
-from fdg_jax.data import sets, streams, texts
+from fdg_jax.data import pictures, sets, streams, texts
 from fdg_jax.data.dataset import Dataset, checked
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Stream
 from fdg_jax.data.text import BLOCK_SIZE, Text
 from fdg_jax.errors import BadInput
+from fdg_jax.options.folder import Folder
 
 __all__ = [
     "BLOCK_SIZE", "Dataset", "Source", "Stream", "Text",
-    "load", "load_text", "names", "stream_names", "text_names", "unit",
+    "is_path", "load", "load_text", "names", "stream_names", "text_names", "unit",
 ]  # fmt: skip
 
 
-def names() -> list[str]:
-    """The names of the data sets of images in memory: the files in `sets/`."""
-    return sorted(module.name for module in pkgutil.iter_modules(sets.__path__))
-
-
-def stream_names() -> list[str]:
-    """The names of the data sets that are decoded while training: the files in `streams/`."""
-    return sorted(module.name for module in pkgutil.iter_modules(streams.__path__))
-
-
-def text_names() -> list[str]:
-    """The names of the data sets of text: the files in `texts/`."""
-    return sorted(module.name for module in pkgutil.iter_modules(texts.__path__))
+SETS, STREAMS, TEXTS = (Folder(each.__name__, "data set") for each in (sets, streams, texts))
+is_path = pictures.is_path
+names, stream_names, text_names = SETS.names, STREAMS.names, TEXTS.names
 
 
 def unit(name: str) -> str:
@@ -63,7 +52,7 @@ def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE
         (64,)
     """
     if name in text_names():
-        return importlib.import_module(f"{texts.__name__}.{name}").load(files, block_size)
+        return TEXTS.module(name).load(files, block_size)
     raise BadInput(f"there is no text {name!r}. Choose one of: {', '.join(text_names())}.")
 
 
@@ -71,7 +60,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
     """Loads a data set of images, of either kind.
 
     Arguments:
-        name: the data set.
+        name: the data set; or a path, of a folder of images or a file of arrays (fdg_jax.data.pictures).
         data_dir: a TFDS data directory (the one that holds `cifar10/3.0.2`). Nothing is downloaded into it, as a
             mistyped path should be an error. None: TFDS's own (`TFDS_DATA_DIR`, else `~/tensorflow_datasets`); a data
             set that is missing there is downloaded into it.
@@ -86,8 +75,17 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
         >>> load("digits").shape
         (32, 32, 3)
     """
-    if name in names():
-        return checked(importlib.import_module(f"{sets.__name__}.{name}").load(data_dir))
-    if name in stream_names():
-        return importlib.import_module(f"{streams.__name__}.{name}").load(data_dir)
-    raise BadInput(f"there is no data set {name!r}. Choose one of: {', '.join([*names(), *stream_names()])}.")
+    if pictures.is_path(name):
+        found = pictures.load(name, data_dir)
+    elif name in names():
+        found = SETS.module(name).load(data_dir)
+    elif name in stream_names():
+        found = STREAMS.module(name).load(data_dir)
+    else:
+        raise BadInput(f"there is no data set {name!r}. Choose one of: {', '.join([*names(), *stream_names()])}.")
+    if name in SETS.own():
+        if not isinstance(found, Dataset | Stream):
+            fact = f"{SETS.shown(name)}: load() gives a {type(found).__name__}"
+            raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset, or a Stream.")
+        found = found._replace(name=name)  # by which --resume finds it again
+    return checked(found) if isinstance(found, Dataset) else found

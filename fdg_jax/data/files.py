@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fdg_jax.data import jpeg
+from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.errors import BadInput, Damaged
-from fdg_jax.machine.output import say
+from fdg_jax.machine.output import Progress, say
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 KINDS = "*.JPEG, *.jpg or *.png"
-THREADS, CHUNK = 16, 1000  # threads that read file sizes, files that each takes at a time
+THREADS, CHUNK = 16, 500  # threads that read file sizes; files that a thread takes at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,17 @@ def by_folder(split: Path, wanted: Sequence[str]) -> Files:
     return shuffled(split, names, labels)
 
 
+def by_class(train: Path, test: Path) -> tuple[Files, Files, int]:
+    """(training images, test images, number of classes) of two folders with a folder of images for each class, which
+    both must have. Raises BadInput."""
+    wanted, others = classes(train), classes(test)
+    for here, there, names in ((train, test, {*others} - {*wanted}), (test, train, {*wanted} - {*others})):
+        if names:
+            name = min(names)
+            raise BadInput(f"{here / name} is missing, but {there / name} is there: both need every class.")
+    return by_folder(train, wanted), by_folder(test, wanted), len(wanted)
+
+
 def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequence[str]) -> Files:
     """Finds the images `<folder>/*.JPEG`, whose classes are listed in a file, and prints which other entries there are.
 
@@ -171,3 +184,23 @@ def lines(path: Path, holds: str) -> list[str]:
         raise BadInput(f"{path} is missing, and only it says {holds}. Unpack the archive again.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} can't be read: {error}.") from None
+
+
+def decoded(expected: Expected, train: Files, test: Files) -> Arrays:
+    """Decodes images of one size in threads, as Pillow releases the interpreter lock. Raises Damaged."""
+    progress = Progress(len(train) + len(test), "images", f"decoding {expected.name} (once)")
+    made = []
+    with ThreadPoolExecutor() as pool:
+        for split in (train, test):
+            images = np.empty((len(split), *expected.shape), np.uint8)
+
+            def fill(rows: range, split=split, images=images) -> int:
+                for i in rows:
+                    content, _, path = split.read(i)
+                    images[i] = jpeg.decode_whole(content, path, expected.shape)
+                return len(rows)
+
+            for count in pool.map(fill, [range(len(split))[start:][:CHUNK] for start in range(0, len(split), CHUNK)]):
+                progress.advance(count)
+            made += [images, split.labels]
+    return Arrays(*made)

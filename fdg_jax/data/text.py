@@ -23,6 +23,7 @@ from fdg_jax.data.source import Source
 from fdg_jax.durable import make_private
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine.facts import cache_dir
+from fdg_jax.machine.output import say
 
 BLOCK_SIZE = 128  # the default
 TEST_PART = 10  # one block in this many is for testing
@@ -125,8 +126,11 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
         except OSError as error:
             fact = f"--text: {len(files)} files cannot be joined in {cache_dir()}: {reason(error)}"
             raise BadInput(f"{fact}. Join them yourself, or choose another place with XDG_CACHE_HOME.") from None
-    sha256 = digest(files, whole)
-    names = tuple(file.name for file in files)
+    sha256, binary = digest(files, whole)
+    names, note = tuple(file.name for file in files), ""
+    if binary:
+        note = f"NOT text: {binary} has bytes of 0, as files of token numbers have. It is trained on byte by byte."
+        say(note)
     content = OpenFile(files[0] if whole is None else Path(", ".join(names)), whole)
     blocks = (content.size - 1) // block_size if content.size else 0
     if blocks < 2:
@@ -135,16 +139,17 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     inputs, labels = (Blocks(content, shift, blocks, block_size) for shift in (0, 1))
     train = blocks - max(1, blocks // TEST_PART)
     parts = inputs[:train], labels[:train], inputs[train:], labels[train:]
-    return Text(name, *parts, sha256, names, content=content)
+    return Text(name, *parts, sha256, names, note=note, content=content)
 
 
-def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> str:
-    """sha256 over the bytes of the files, one after the other. Raises BadInput if one cannot be read.
+def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> tuple[str, Path | None]:
+    """(sha256 over the bytes of the files, one after the other; a file with a byte of 0). Raises BadInput if one cannot
+    be read.
 
     Arguments:
         copy: a file to which the bytes are written.
     """
-    found = hashlib.sha256()
+    found, binary = hashlib.sha256(), None
     for path in files:
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a folder, or a pipe, which would wait for a writer
@@ -152,9 +157,10 @@ def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> str:
             with path.open("rb") as file:
                 while chunk := file.read(CHUNK):
                     found.update(chunk)
+                    binary = path if b"\0" in chunk else binary
                     if copy:
                         copy.write(chunk)
         except OSError as error:
             fact = f"--text: {path} cannot be read or copied: {reason(error)}"
             raise BadInput(f"{fact}. Name one or more files.") from None
-    return found.hexdigest()
+    return found.hexdigest(), binary

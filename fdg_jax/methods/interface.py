@@ -45,7 +45,7 @@ class Method(NamedTuple):
     @property
     def declared(self) -> dict[str, Option]:
         """Its own options by name. BadInput where `options` is not a class that declares them."""
-        return fields.of_class(self.options, f"fdg_jax/methods/{self.name}.py: Options")
+        return fields.of_class(self.options, f"method {self.name}: Options")
 
     @property
     def answers_to(self) -> tuple[str, ...]:

@@ -54,6 +54,23 @@ def _families() -> tuple[Family, ...]:
     return tuple(cast(Family, module) for module in found)
 
 
+def join(file: str) -> None:
+    """Looks at a file that has joined the folder. Raises BadInput where it has no model of its own name."""
+    _families.cache_clear()
+    if hasattr(family := FOLDER.module(file), "NAMES"):
+        _check(family, file)
+    if not is_known(file):
+        raise BadInput(f"{FOLDER.shown(file)} has no NAMES with {file!r}. Write NAMES = {{{file!r}: {{}}}}.")
+
+
+def is_known(name: str) -> bool:
+    """Whether there is a model of that name."""
+    try:
+        return bool(_find(name))
+    except BadInput:
+        return False
+
+
 def _shown(file: str) -> str:
     """A family's file in messages."""
     return FOLDER.shown(file.rpartition(".")[2])

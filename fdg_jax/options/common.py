@@ -36,7 +36,9 @@ class Common:
 
     method: str = option(
         "fdg", "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline. "
-        "pipedream is ddg with stashed weights. python -m fdg_jax.methods compares all.", metavar="NAME", group="method"
+        "pipedream is ddg with stashed weights. python -m fdg_jax.methods compares all. A file of your own is named by "
+        "its path, ./mine.py; --correct, --model and --dataset take one, too (docs/extending.md).", metavar="NAME",
+        group="method"
     )
     K: int = option(
         2, "Number of stages K that the network is cut into, one device for each. With fdg, stage k gets the gradient "
@@ -93,10 +95,11 @@ class Common:
 
     dataset: str = option(
         "auto", "The data set: {datasets}. auto is CIFAR-10 if it is prepared or can be downloaded, otherwise "
-        "scikit-learn's digits, with a notice.", metavar="NAME", group="data"
+        "scikit-learn's digits, with a notice. Of your own: a folder with train/CLASS/ and test/CLASS/ (./folder), or "
+        "a file .npz with x_train, y_train, x_test and y_test.", metavar="NAME", group="data"
     )
     data_dir: str | None = option(
-        None, "A TensorFlow Datasets directory, e.g. path/to/tfds.",
+        None, "A TensorFlow Datasets directory, e.g. path/to/tfds. Of a folder or file of your own: where it is now.",
         metavar="DIR", group="data", shown="$TFDS_DATA_DIR or ~/tensorflow_datasets", free=True
     )
     train_size: int | None = option(
@@ -282,6 +285,10 @@ class Start:
     track: str | None = option(
         None, "Send the curves to these trackers as well: wandb, mlflow, trackio. A run that is resumed goes on in the "
         "trackers that it had; none: in no tracker.", metavar="NAME,NAME", group="start", shown="none"
+    )
+    trust_code: bool = option(
+        False, "Execute the copies of somebody's own .py files in the run directories that are named, of which a "
+        "stranger may have made them.", group="start"
     )
     seeds: str | None = option(
         None, "One run for each of these seeds, e.g. 0,1,2: see --sweep.",

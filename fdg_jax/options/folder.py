@@ -1,14 +1,45 @@
-"""A folder in which every file is a method, a correction or a family of models: its name is the value of an option.
+"""A folder in which every file is a method, a correction, a family of models or a data set, by its name.
 
 Nothing needs to be registered. `interface` and names with a leading underscore are helpers, not values.
+A file of a user's own may join from anywhere (fdg_jax.own_files).
 """
 
+import hashlib
 import pkgutil
 import sys
 from importlib import import_module
+from importlib.abc import SourceLoader
+from importlib.util import module_from_spec, spec_from_loader
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput, did_you_mean, sentence
+
+
+class OwnFile(NamedTuple):
+    """A file that has joined a folder. path: as it was given. content: what was executed."""
+
+    path: str
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+OWN: dict[str, OwnFile] = {}  # by the full names that their modules have
+
+
+class Loader(SourceLoader):
+    """Makes a module of bytes that have been read, so that what is executed is what was hashed."""
+
+    def __init__(self, file: OwnFile):
+        self.file = file
+
+    def get_filename(self, fullname: str) -> str:
+        return self.file.path
+
+    def get_data(self, path: str) -> bytes:
+        return self.file.content
 
 
 class Folder(NamedTuple):
@@ -27,11 +58,37 @@ class Folder(NamedTuple):
     def names(self) -> list[str]:
         """The names of the files, without ".py"."""
         found = (module.name for module in pkgutil.iter_modules(sys.modules[self.package].__path__))
-        return sorted(name for name in found if not name.startswith("_") and name != "interface")
+        inside = (name for name in found if not name.startswith("_") and name != "interface")
+        return sorted({*inside, *self.own()})
+
+    def own(self) -> dict[str, OwnFile]:
+        """The files that have joined, by name."""
+        packages = ((module.rpartition("."), file) for module, file in OWN.items())
+        return {name: file for (package, _, name), file in packages if package == self.package}
 
     def shown(self, name: str) -> str:
         """The path of a file, for messages."""
-        return f"{self.package.replace('.', '/')}/{name}.py"
+        found = self.own().get(name)
+        return found.path if found else f"{self.package.replace('.', '/')}/{name}.py"
+
+    def join(self, name: str, file: OwnFile) -> None:
+        """Executes a file from elsewhere as one of this folder. Raises BadInput where it cannot be executed."""
+        module, loader = f"{self.package}.{name}", Loader(file)
+        spec = spec_from_loader(module, loader)
+        assert spec
+        sys.modules[module] = made = module_from_spec(spec)
+        try:
+            loader.exec_module(made)
+        except Exception as error:  # whatever the file does
+            del sys.modules[module]
+            fact = f"{file.path} cannot be executed: {type(error).__name__}: {sentence(error)}"
+            raise BadInput(f"{fact} Mend it.") from error
+        OWN[module] = file
+
+    def leave(self, name: str) -> None:
+        """Undoes `join`."""
+        for table in (OWN, sys.modules):
+            table.pop(f"{self.package}.{name}", None)
 
     def module(self, name: str) -> Any:
         """Imports a file of the folder. Raises BadInput if that fails."""

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fdg_jax import methods
+from fdg_jax import methods, own_files
 from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_MODELS, corrected_by
 from fdg_jax.options.fields import words
 
@@ -24,11 +24,13 @@ def of_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def has(name: str, config: Mapping[str, Any]) -> bool:
     """Whether an option applies to a run."""
-    field, correct = FIELDS[name], corrected_by(config)
+    field, correct, code = FIELDS[name], corrected_by(config), config.get(own_files.CODE) or {}
+    if any(name in own["has"] for own in code.values()):
+        return True
     if name == "beta" and "shrink" in correct:
         return True
     if field.group in ("fdg", "others"):
-        return name in methods.find(config["method"]).answers_to
+        return config["method"] not in code and name in methods.find(config["method"]).answers_to
     if name in OF_CORRECTIONS:
         return bool({*correct} & {*field.by})
     if name in OF_MODELS:
@@ -67,7 +69,8 @@ def command(config: Mapping[str, Any]) -> str:
     given = [name for name in FIELDS if name != "resume" and asked.get(name) is not None and has(name, config)]
     if program is None:
         given = [name for name in given if asked[name] != FIELDS[name].default]
-    flags = [word for name in given for word in words(name, asked[name])]
+    paths = {name: own["path"] for name, own in (config.get(own_files.CODE) or {}).items()}
+    flags = [word for name in given for word in words(name, own_files.by_path(name, asked[name], paths))]
     settings = f"XLA_FLAGS={shlex.quote(xla.strip())} " if (xla := config.get("xla_flags")) else ""
     return settings + shlex.join(["python", "-m", f"fdg_jax.experiments.{program or 'cifar'}", *flags])
 

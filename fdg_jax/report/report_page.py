@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdg_jax import methods
+from fdg_jax import methods, own_files
 from fdg_jax.explorer import figure, timeline
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
@@ -42,7 +42,7 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
         BadInput: a file of the run is damaged.
         OSError: a file cannot be written.
     """
-    config = reading.config(run) if config is None else dict(config)
+    config = reading.with_code(run) if config is None else dict(config)
     events = reading.events(run)
     reading.check_ranges(run / CONFIG, config)
     summary = reading.summary(run) if os.path.lexists(run / SUMMARY) else {}
@@ -151,10 +151,10 @@ def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[
     return [*shown], [[column[i] for column in shown.values()] for i in range(len(devices))]
 
 
-USAGE = """usage: python -m fdg_jax.experiments.report RUN-DIRECTORY
+USAGE = """usage: python -m fdg_jax.experiments.report RUN-DIRECTORY [--trust-code]
 
 Writes report.html and curves.png of a run again, from the other files of its
-directory."""
+directory. --trust-code executes the copies of own .py files that it has."""
 
 
 @output.command
@@ -163,6 +163,8 @@ def main(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(USAGE)
         return 0
+    own_files.TRUSTED.set("--trust-code" in arguments)
+    arguments = [word for word in arguments if word != "--trust-code"]
     if len(arguments) != 1:
         print(USAGE, file=sys.stderr)
         return 2

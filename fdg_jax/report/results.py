@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax import strict_json
+from fdg_jax import own_files, strict_json
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, sentence
@@ -74,12 +74,23 @@ def read(path: Path) -> list[Result]:
 def of_directory(path: Path) -> Result:
     """The run in a directory."""
     config, events = reading.config(path), reading.events(path)
-    reading.check_ranges(path / CONFIG, config)
+    code = config.get(own_files.CODE) or {}
+    if not code:  # comparing numbers executes nobody's own files, which could say what no run can have
+        reading.check_ranges(path / CONFIG, config)
     finished = (path / SUMMARY).exists()
     final = reading.summary(path) if finished else {}
     options = {option: config[option] for option in FIELDS if option in config}
+    labels = {name: label(name, about, config) for name, about in code.items()}
+    options |= {option: own_files.by_path(option, options[option], labels) for option in own_files.FOLDERS}
+    options[own_files.CODE] = {labels[name]: about for name, about in code.items()}
     memory = [of["memory_bytes"]["total"] for of in config.get("stages") or [] if of.get("memory_bytes")]
     return result(path.name or str(path), options, events, final, finished)._replace(memory_bytes=memory, path=path)
+
+
+def label(name: str, about: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What a run's own file is called here: with the beginning of its sha256, and with its options."""
+    own = [f" {each}={written(config[each])}" for each in about["has"] if each not in FIELDS and each in config]
+    return f"{name}[{about['sha256'][:7]}{''.join(own)}]"
 
 
 def result(
@@ -224,7 +235,8 @@ def has(run: Result, name: str) -> bool:
     """Whether an option applies to a run: beta and split do not for K=1."""
     if name in ("beta", "split") and value_of(run, "K") == 1:
         return False
-    return options_part.has(name, {each: value_of(run, each) for each in FIELDS})
+    options = {each: value_of(run, each) for each in FIELDS}
+    return options_part.has(name, {**options, own_files.CODE: run.options.get(own_files.CODE)})
 
 
 def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import own_files
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS, Config, defaults_of_others, run_length
 from fdg_jax.errors import BadInput
@@ -61,6 +62,7 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
         check(path, stage, OF_STAGE, "Take the key stages out of the file.", absent=None)
         if stage.get("memory_bytes"):
             check(path, stage["memory_bytes"], {"total": int}, "Take the key stages out of the file.")
+    own_files.check(path, found.get(own_files.CODE) or {})
     check(path, found.get("inputs") or {}, {"classes": int | None}, way_out, absent=None)
     settings = found.get("jax_settings") or {}
     known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
@@ -69,6 +71,12 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
         fact = f"{path}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
         raise BadInput(f"{fact}. {way_out}")
     return found
+
+
+def with_code(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
+    """As `config`, of a run whose own files are loaded then. Raises BadInput where they may not be."""
+    own_files.load_of_run(run, config(run, absent))
+    return config(run, absent)  # now with the options of these files
 
 
 def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
@@ -144,7 +152,7 @@ def shown(value: Any) -> str:
 def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
     """Returns the stored options of the run in `path` with the given ones that may change, and its config.json. Raises
     BadInput for given options that contradict the stored ones."""
-    stored = config(path)
+    stored = with_code(path)
     values, before = {}, stored["asked"]
     for name, field in FIELDS.items():
         now = getattr(options, name)

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fdg_jax import durable, strict_json
+from fdg_jax import durable, own_files, strict_json
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.machine import facts
@@ -179,6 +179,7 @@ def config(used: Config, asked: Config, devices: list[str], note: str) -> dict[s
 
     return {
         **values(used),
+        **({own_files.CODE: code} if (code := own_files.facts(values(used))) else {}),
         "asked": values(asked),
         "note": note,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},

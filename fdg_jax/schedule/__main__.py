@@ -50,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     method = "the asked one"
     try:
         given = parser().parse_args(arguments)
+        if given.method.endswith(".py"):  # imported here: a schedule of the package needs no JAX
+            from fdg_jax import own_files
+
+            own_files.load("method", given.method)
+            given.method = own_files.by_name("method", given.method)
         method = given.method
         check_K(given.K)
         if given.ticks is not None and given.ticks < 1:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fdg_jax import block_times, corrections, data, methods, models, recipe, split
+from fdg_jax import block_times, corrections, data, methods, models, own_files, recipe, split
 from fdg_jax.api import Pipeline
 from fdg_jax.checks import no_effect
 from fdg_jax.checks.plan import Plan, of_config
@@ -147,7 +147,8 @@ def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Init
         if others have joined it. initial: gives a new run the weights of another network.
     """
     dataset = peers.on_all(lambda: load_data(options, note))
-    peers.compare({"data set": dataset.name, "examples": dataset.fingerprint})
+    code = {name: file.sha256 for _, name, file in own_files.used(vars(options))}
+    peers.compare({"data set": dataset.name, "examples": dataset.fingerprint, "code": code})
     return peers.on_all(lambda: built(options, dataset, peers, initial=initial))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.errors import JaxRuntimeError
 
-from fdg_jax import durable
+from fdg_jax import durable, own_files
 from fdg_jax.checkpoint.run_checkpoints import SaveFailed
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
@@ -56,11 +56,12 @@ def prepare_and_run(
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
     known = opening.stage_facts(made)
     run = session.begin(made, path, before is not None)  # it refuses before any file is changed
-    run = run._replace(start=start, again=again(path, program.started(peers.processes)))
+    run = run._replace(start=start, again=again(path, program.started(peers.processes), made.options))
     config = configuration(run, options, before, known, weights)
     peers.from_zero(lambda: track(run, config))
     try:
         if peers.first:
+            own_files.keep(path, vars(run.job.options))
             run_files.write_json(path / run_files.CONFIG, config)
         if weights:
             print(weights.line(), flush=True)
@@ -233,9 +234,10 @@ def is_lost_process(error: BaseException) -> bool:
     return isinstance(error, JaxRuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def again(path: Path, program: str) -> str:
+def again(path: Path, program: str, options: Config) -> str:
     """The command that resumes a run."""
-    return shlex.join([python_command(), *program.split()[1:], "--run-dir", str(path), "--resume"])
+    trusted = ["--trust-code"] if own_files.used(vars(options)) else []
+    return shlex.join([python_command(), *program.split()[1:], "--run-dir", str(path), "--resume", *trusted])
 
 
 # Results.

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax import models, split, strict_json
+from fdg_jax import models, own_files, split, strict_json
 from fdg_jax.arrays import shown
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
@@ -228,11 +228,14 @@ class Trained:
         del fixed["init_from"]  # a path
         about = {"model": o.model, "dataset": o.dataset, "K": o.K, "options": fixed}
         about |= {"input_shape": inputs.shape, "input_dtype": inputs.example(1).dtype.name, **inputs._asdict()}
+        about |= {own_files.CODE: own_files.facts(vars(o))}
         del about["shape"]
         save_weights(path, self.variables, {**about, **self.about})
 
 
-def load_run(run: AnyPath, checkpoint: Which = None, data_dir: AnyPath | None = None) -> Trained:
+def load_run(
+    run: AnyPath, checkpoint: Which = None, data_dir: AnyPath | None = None, trust_code: bool = False
+) -> Trained:
     """The network that a run has trained, uncut, for predicting, evaluating and plain Flax.
 
     Without `checkpoint`, the weights of a finished run are those of summary.json: the batches in flight of its last
@@ -248,12 +251,14 @@ def load_run(run: AnyPath, checkpoint: Which = None, data_dir: AnyPath | None = 
             lowest test error, which --keep-best keeps.
         data_dir: the folder of the data set, for runs of earlier versions, whose config.json lacks the network's
             inputs; by default the run's.
+        trust_code: executes the copies of own .py files that the run directory may have. Look at them first.
 
     Raises:
         BadInput: there is no run, no such checkpoint, or a file is damaged.
 
     Example: `fdg_jax.load_run("runs/mine").predict(images)`
     """
+    own_files.TRUSTED.set(trust_code)
     trained, remark = read(Path(run), checkpoint, data_dir)
     if remark:
         warnings.warn(remark, stacklevel=2)
@@ -274,7 +279,7 @@ def read(
         return from_file(str(path), load_weights(path)), ""
     if not there(path / CONFIG):
         raise BadInput(f"{path} holds no run ({CONFIG} is not there). Give a run directory, or an exported file.")
-    config = reading.config(path, {name: field.default for name, field in FIELDS.items() if name != "resume"})
+    config = reading.with_code(path, {name: field.default for name, field in FIELDS.items() if name != "resume"})
     options = Config(**{name: config[name] for name in FIELDS if name != "resume"})
     step, last = chosen(path, which)
     if as_it_ran:
@@ -396,10 +401,12 @@ def from_file(path: str, weights: Weights) -> Trained:
         raise BadInput(f"{fact}. Read it with fdg_jax.load_weights, or export it anew from the run.")
     try:
         about: dict[str, Any] = {"data_dtype": weights.about["data_dtype"], HASH: weights.about[HASH]}
-        about |= {name: strict_json.parse(weights.about[name].encode()) for name in needed if name not in about}
+        texts = {"code": "{}", **weights.about}  # an earlier version wrote no code
+        about |= {name: strict_json.parse(texts[name].encode()) for name in ("code", *needed) if name not in about}
     except ValueError as error:
         raise BadInput(f"{path}: the header is not what this version writes ({error}). Export it anew.") from None
     reading.check(path, about, {"options": dict, "step": int, "drained": bool, "data": dict | None}, "Export it anew.")
+    own_files.load_of_run(Path(path), {**about["options"], "code": about["code"]})
     options = {name: value for name, value in about["options"].items() if name in FIELDS and name != "resume"}
     reading.check(path, options, {name: FIELDS[name].kind for name in options}, "Export it anew.")
     reading.check_ranges(path, options)

@@ -11,7 +11,7 @@ import numpy as np
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.sets import cifar10
 
-# `training_statistics` of the 50,000 training images (12,800,000 pixels), to four places.
+# `arrays.training_statistics` of the 50,000 training images (12,800,000 pixels), to four places.
 MEAN = (0.4919, 0.4827, 0.4470)
 STD = (0.2381, 0.2347, 0.2536)
 
@@ -42,13 +42,3 @@ def halved(images: np.ndarray) -> np.ndarray:
         for right in (0, 1):
             total += images[:, down::2, right::2]
     return (total >> 2).astype(np.uint8)
-
-
-def training_statistics(images: np.ndarray) -> tuple[list[float], list[float]]:
-    """(mean, standard deviation) of each channel of images [N, H, W, C], scaled to 0..1: the source of MEAN and STD."""
-    # Computed from the counts of the 256 values, which is exact.
-    counts = [np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])]
-    values = np.arange(256) / 255
-    means = [float(values @ count / count.sum()) for count in counts]
-    pairs = zip(counts, means, strict=True)
-    return means, [float(((values - mean) ** 2 @ count / count.sum()) ** 0.5) for count, mean in pairs]

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
-from fdg_jax.data import arrays, directories, files, jpeg
-from fdg_jax.data.arrays import Arrays, Expected
+from fdg_jax.data import arrays, directories, files
+from fdg_jax.data.arrays import Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.output import Progress
 
 TINY = Expected("tiny_imagenet", train=100_000, test=10_000, classes=200, shape=(64, 64, 3))
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)  # of the training images
 FOLDER, CLASSES, ANNOTATIONS = "tiny-imagenet-200", "wnids.txt", "val_annotations.txt"
-CHUNK = 500  # images that a thread takes at a time
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
@@ -44,7 +39,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     train, test = train_files(folder), test_files(folder)
     images = (Path(split.path(i)) for split in (train, test) for i in range(len(split)))
     paths = itertools.chain((folder / CLASSES, folder / "val" / ANNOTATIONS), images)
-    found = arrays.cached(folder, TINY, lambda: decode(train, test), paths)
+    found = arrays.cached(folder, TINY, lambda: files.decoded(TINY, train, test), paths)
     return Dataset(TINY.name, *found, classes=TINY.classes, mean=MEAN, std=STD, pad=8, flip=True)
 
 
@@ -98,23 +93,3 @@ def test_files(folder: Path) -> files.Files:
 
 
 test_files.__test__ = False  # its name is not meant for pytest
-
-
-def decode(train: files.Files, test: files.Files) -> Arrays:
-    """Decodes all images in threads, as Pillow releases the interpreter lock. Raises Damaged."""
-    progress = Progress(len(train) + len(test), "images", f"decoding {TINY.name} (once)")
-    made = []
-    with ThreadPoolExecutor() as pool:
-        for split in (train, test):
-            images = np.empty((len(split), *TINY.shape), np.uint8)
-
-            def fill(rows: range, split=split, images=images) -> int:
-                for i in rows:
-                    content, _, path = split.read(i)
-                    images[i] = jpeg.decode_whole(content, path, TINY.shape)
-                return len(rows)
-
-            for count in pool.map(fill, [range(len(split))[start:][:CHUNK] for start in range(0, len(split), CHUNK)]):
-                progress.advance(count)
-            made += [images, split.labels]
-    return Arrays(*made)

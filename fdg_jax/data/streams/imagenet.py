@@ -16,14 +16,13 @@ from pathlib import Path
 
 from fdg_jax.data import directories, files, tfds
 from fdg_jax.data.download import Unavailable
+from fdg_jax.data.pictures import MEAN, SIDE, STD
 from fdg_jax.data.stream import Encoded, Stream
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.output import say
 
 NAME, PREPARED = "imagenet", "imagenet2012"
 TRAIN, TEST, CLASSES = 1_281_167, 50_000, 1000
-SIDE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # the usual values
 SOLUTION = "LOC_val_solution.csv"  # Kaggle's. A line: ILSVRC2012_val_00048981,n03995372 85 1 499 272
 WAY_OUT = (
     "It can be had from image-net.org or Kaggle after registration. Give as --data-dir the directory that holds train/ "
@@ -77,15 +76,10 @@ def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
     classes = files.classes(train)
     if not classes:
         raise BadInput(f"{train} has no folders; it should have one of images for each class. {WAY_OUT}.")
-    others = files.classes(val)
-    if not others:
-        class_of, source = flat_labels(folder, val)
-        return files.by_folder(train, classes), files.by_list(val, source, class_of, classes), len(classes)
-    for here, there, names in ((train, val, set(others) - set(classes)), (val, train, set(classes) - set(others))):
-        if names:
-            name = min(names)
-            raise BadInput(f"{here / name} is missing, but {there / name} is there: both need every class.")
-    return files.by_folder(train, classes), files.by_folder(val, classes), len(classes)
+    if files.classes(val):
+        return files.by_class(train, val)
+    class_of, source = flat_labels(folder, val)
+    return files.by_folder(train, classes), files.by_list(val, source, class_of, classes), len(classes)
 
 
 def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:

@@ -1,0 +1,173 @@
+"""A method, a correction, a model or a data set in a file of one's own: `--method ./mine.py`.
+
+The file joins the folder of its kind as if it lay there, named like the file without .py, and everything else goes by
+that name. A run keeps the path and the sha256 of the file in config.json, and a copy in its folder `code`.
+
+A run directory may come from a stranger, so its copy is executed with --trust-code only. Without it, the same file has
+to be named on the command line again.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from fdg_jax import config, corrections, data, durable, methods, models
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.options.folder import Folder, OwnFile
+
+TRUSTED: ContextVar[bool] = ContextVar("TRUSTED", default=False)  # whether copies in run directories are executed
+FOLDERS: Mapping[str, Folder] = {
+    "method": methods.FOLDER,
+    "correct": corrections.FOLDER,
+    "model": models.FOLDER,
+    "dataset": data.SETS,
+}
+CODE, SUFFIX = "code", ".py"
+
+
+def load(option: str, path: str, content: bytes | None = None) -> None:
+    """Makes a file known under the name that it has without .py.
+
+    Arguments:
+        option: of which it can then be a value.
+        content: of the file, where it has been read.
+
+    Raises: BadInput where it cannot be used.
+    """
+    folder, name = FOLDERS[option], Path(path).stem
+    try:
+        file = OwnFile(path, Path(path).read_bytes() if content is None else content)
+    except OSError as error:
+        raise BadInput(f"the {folder.what} {path} cannot be read: {reason(error)}. Name a Python file.") from None
+    for other in FOLDERS.values():  # all of them, since a run keeps the copies by name
+        if (own := other.own().get(name, file)).content != file.content:
+            raise BadInput(f"{path} and {own.path} differ and have one name. Give one of them another name.")
+    if name in folder.own():
+        return
+    if is_known(option, name):
+        raise BadInput(f"{path}: there is a {folder.what} {name} already. Give the file another name.")
+    if not name.isidentifier():
+        raise BadInput(f"{path}: {name!r} is no name in Python. Give the file a name such as mine.py.")
+    folder.join(name, file)
+    try:
+        if option == "method":
+            config.join(folder, name, methods.find(name).declared, config.OF_METHODS)
+        elif option == "correct":
+            config.join(folder, name, corrections.find(name).declared, config.OF_CORRECTIONS)
+        elif option == "model":
+            models.join(name)
+            config.join(folder, name, models.declared(name), config.OF_MODELS)
+        elif not callable(getattr(folder.module(name), "load", None)):
+            fact = f"{path} has no function load"
+            raise BadInput(f"{fact}. Write def load(data_dir=None), which returns a fdg_jax.data.Dataset.")
+    except BadInput:
+        folder.leave(name)
+        raise
+
+
+def is_known(option: str, name: str) -> bool:
+    """Whether there is a method, correction, model or data set of that name."""
+    if option == "model":
+        return models.is_known(name)
+    names = {"method": [*methods.names(), *methods.ALIASES], "correct": corrections.names()}
+    return name in names.get(option, [*data.names(), *data.stream_names(), *data.text_names()])
+
+
+def load_named(words: Sequence[str]) -> None:
+    """Loads the files that the words of a command line name: --method ./mine.py, --sweep method=./mine.py,fdg."""
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, value = word.partition("=")
+        option = (name if equals else before).lstrip("-")
+        for each in re.split("[,;]", value if equals else word) if option in FOLDERS else ():
+            if each.endswith(SUFFIX):
+                load(option, each)
+
+
+def by_name(option: str, value: Any) -> Any:
+    """A value with the names of files instead of their paths: "./mine.py,rate" -> "mine,rate"."""
+    if option not in FOLDERS or not isinstance(value, str):
+        return value
+    return ",".join(Path(each).stem if each.endswith(SUFFIX) else each for each in value.split(","))
+
+
+def by_path(option: str, value: Any, paths: Mapping[str, str] | None = None) -> Any:
+    """The inverse of `by_name`. paths: by name; None: of the files that are loaded."""
+    if option not in FOLDERS:
+        return value
+    known = {name: file.path for name, file in FOLDERS[option].own().items()} if paths is None else {**paths}
+    names: list[str] = value.split(",")
+    return ",".join(known.get(name, name) for name in names)
+
+
+def used(options: Mapping[str, Any]) -> list[tuple[str, str, OwnFile]]:
+    """The files that a run's options name: (option, name, file)."""
+    return [
+        (option, name, file)
+        for option, folder in FOLDERS.items()
+        for name, file in folder.own().items()
+        if name in options[option].split(",")
+    ]
+
+
+def facts(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What config.json says of the files that a run's options name, by name: path, sha256, and the names of the options
+    that the run has because of the file."""
+    found: dict[str, dict[str, Any]] = {}
+    for option, name, file in used(options):
+        about = found.setdefault(name, {"path": file.path, "sha256": file.sha256, "has": []})
+        if option in ("method", "correct"):
+            about["has"] += (methods if option == "method" else corrections).find(name).answers_to
+        elif option == "model":
+            about["has"] += models.declared(name)
+    return found
+
+
+def check(where: Path, code: Any) -> None:
+    """Raises BadInput where what stands in a file is not what `facts` gives."""
+    for name, about in code.items() if isinstance(code, dict) else [("", code)]:
+        sound = name.isidentifier() and isinstance(about, dict) and isinstance(about.get("has"), list)
+        texts = (about.get("path"), about.get("sha256"), *about["has"]) if sound else (None,)
+        if not all(isinstance(each, str) for each in texts):
+            raise BadInput(f"{where} is damaged: its code is {str(code)[:80]}. Put the file back.")
+
+
+def keep(run: Path, options: Mapping[str, Any]) -> None:
+    """Copies the files that a run's options name into the run directory. Raises OSError."""
+    for _, name, file in used(options):
+        durable.make_folder(run / CODE)
+        durable.write(run / CODE / f"{name}{SUFFIX}", file.content)
+
+
+def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
+    """Sees to it that the files of one's own that a run was made with are loaded.
+
+    Arguments:
+        run: the run directory; or an exported file, which has no copies: those are where the files were.
+        stored: its config.json, or the file's options with `code`.
+
+    Raises: BadInput where another file of that name is loaded, where a copy is damaged, and where nobody has said that
+    it may be executed.
+    """
+    code = stored.get(CODE) or {}
+    check(run, code)
+    for name, about in code.items():
+        copy = Path(about["path"]) if run.is_file() else run / CODE / f"{name}{SUFFIX}"
+        for option in (each for each in FOLDERS if name in str(stored.get(each)).split(",")):
+            if loaded := FOLDERS[option].own().get(name):
+                if loaded.sha256 != about["sha256"]:
+                    fact = f"{loaded.path} is not the file that {run} was made with"
+                    raise BadInput(f"{fact}. Put it back ({copy} is a copy), or start a new run in another --run-dir.")
+            elif TRUSTED.get():
+                try:
+                    content = copy.read_bytes()
+                except OSError as error:
+                    raise BadInput(f"{copy} cannot be read: {reason(error)}. Put it back.") from None
+                if hashlib.sha256(content).hexdigest() != about["sha256"]:
+                    raise BadInput(f"{copy} is not the file that {run} was made with: its sha256 differs. Put it back.")
+                load(option, str(copy), content)
+            else:
+                fact = f"{run} was made with code of its own, {copy}, which is not executed unasked"
+                raise BadInput(f"{fact}. Look at it, then add --trust-code.")
