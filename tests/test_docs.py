@@ -48,6 +48,11 @@ def test_the_program_shown_runs_and_learns():
     assert float(error) < 10 and staleness == "[1, 0]" and updates == "[64, 64]"
 
 
+def test_the_loop_shown_is_late_and_learns():
+    loss, *stages = printed("-c", shown("docs/late.md", "late.optimizer(")).splitlines()
+    assert float(loss) < 0.5 and [re.search(r"staleness=(\d)", line)[1] for line in stages] == ["3", "1", "0"]
+
+
 def test_rendering_the_results_changes_nothing():
     found = readme.blocks()
     assert readme.readme(found) == readme.README.read_text()

@@ -224,7 +224,8 @@ def test_a_train_state_and_an_nnx_optimizer_take_it():
 def test_the_bytes_of_queues_are_known_before_any_array_is_made():
     optimizer = late.optimizer(recipe(), stage_of, K=K, correct="dc_asgd", dtype="bfloat16")
     size = CLASSES * CLASSES + CLASSES
-    expected = [D * (2 * size + 4 * size + 4) for D in (3, 1)] + [0]  # gradients in bfloat16, weights, their versions
+    # Gradients in bfloat16, weights, their versions; one slot more than gradients wait.
+    expected = [(D + 1) * (2 * size + 4 * size + 4) for D in (3, 1)] + [0]
     for state in (jax.eval_shape(optimizer.init, FIRST), trained(optimizer)[1]):
         assert [each.queue_bytes for each in late.report(state)] == expected
 

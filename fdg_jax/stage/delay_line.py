@@ -23,7 +23,7 @@ Tree = Any
 
 
 class Gradient(NamedTuple):
-    """A gradient; or a ring of D of them, the delay line of a stage, with leaves [D, ...].
+    """A gradient; or a ring of them, the delay line of a stage, with leaves [slots(D), ...].
 
     grads: the gradient.
     version: the weight version at which it was taken, int32.
@@ -126,16 +126,25 @@ def start(stages: Sequence[StageState], lines: LineOptions) -> DelayState:
 
 def start_stage(state: StageState, lines: LineOptions, i: int) -> tuple[StageState, Gradient, Sum | None]:
     """The state, the delay line and the gradient sum of stage k = i + 1 before the first batch."""
-    rule, D, zero = lines.rules[i], lines.delays[i], jnp.zeros((), jnp.int32)
+    rule, n, zero = lines.rules[i], slots(lines.delays[i]), jnp.zeros((), jnp.int32)
     opt_state, correction = rule.start(state.params)
     kept = rule.correction.gradient or lines.keep_weights
     ring = Gradient(
-        jax.tree.map(lambda p: jnp.zeros((D, *p.shape), lines.dtype or p.dtype), state.params),
-        jnp.zeros((D,), jnp.int32),
-        jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), state.params) if kept else (),
+        jax.tree.map(lambda p: jnp.zeros((n, *p.shape), lines.dtype or p.dtype), state.params),
+        jnp.zeros((n,), jnp.int32),
+        jax.tree.map(lambda p: jnp.zeros((n, *p.shape), p.dtype), state.params) if kept else (),
     )
     total = Sum(jax.tree.map(jnp.zeros_like, state.params), zero, zero) if lines.accumulate > 1 else None
     return state._replace(opt_state=opt_state, correction=correction), ring, total
+
+
+def slots(D: int) -> int:
+    """The length of a ring in which D gradients wait.
+
+    A new one is written before the oldest is read, so there is one slot more. If it took the slot of the oldest, XLA
+    would copy the whole ring at every batch, since it does not know that the read comes first.
+    """
+    return D + 1 if D else 0
 
 
 def read_slot(line: Gradient, slot: jax.Array) -> Gradient:
@@ -202,8 +211,9 @@ def use(
     """
     rule, D, late, due = lines.rules[i], lines.delays[i], new, jnp.asarray(True)
     if D:
-        slot, due = (batch - 1) % D, batch > D
-        late, line = read_slot(line, slot), write_slot(line, slot, new)
+        due = batch > D
+        line = write_slot(line, (batch - 1) % (D + 1), new)
+        late = read_slot(line, batch % (D + 1))
     at, changes = use_late(rule, lines, at, late, due, **extra)
     return Used(at, line, late, due, changes)
 
@@ -304,7 +314,7 @@ def drain_stage(lines: LineOptions, i: int, at: Progress, line: Any, batch: jax.
     rule, D = lines.rules[i], lines.delays[i]
     for late in range(1, D + 1):
         of = batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
-        at, _ = use_late(rule, lines, at, read_slot(line, (of - 1) % D), of >= 1)
+        at, _ = use_late(rule, lines, at, read_slot(line, (of - 1) % (D + 1)), of >= 1)
     if at.sum is not None:
         at, _ = update_where(at.sum.summed > 0, rule, lines, at, at.sum.grads, at.sum.since)
     anew, state = rule.correction.drained, at.state
