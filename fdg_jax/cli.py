@@ -1,4 +1,4 @@
-"""From the words of a command line, and a file of options, to a `Config`."""
+"""Makes a `Config` from the words of a command line and a file of options."""
 
 import argparse
 import os
@@ -40,16 +40,16 @@ class Program(NamedTuple):
     help: Mapping[str, str] = {}  # option -> its help text
 
     def started(self, processes: int) -> str:
-        """The command that starts it in so many processes on one host."""
+        """The words that start this command in so many processes on one host."""
         if processes == 1:
             return self.command
         return f"python -m fdg_jax.launch --processes {processes} -- {self.command.removeprefix('python ')}"
 
 
 class CommandLine(NamedTuple):
-    """What a command line says: the options of the run, how the process joins others, which of both are given, and the
-    flags about this start. places: where in --config FILE an option stands, if it does not stand on the command line.
-    line: the options on the command line, file: those of the file.
+    """A command line, read: the options of the run, how the process joins others, the names in each that are given, and
+    the flags about this start. places: where in --config FILE an option stands, if it does not stand on the command
+    line. line: the options on the command line. file: the options in the file.
     """
 
     options: Config
@@ -62,7 +62,7 @@ class CommandLine(NamedTuple):
     file: Found = config_file.NOTHING
 
     def explained(self, error: Exception) -> str:
-        """The message of a refusal. Where it names an option of the file, the line is added."""
+        """The message of a refusal. If it names an option that stands in the file, the line in the file is added."""
         named = [flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", str(error))]
         named = [self.places[name] for name in named if name in self.places and name not in self.start.swept]
         return f"{error} ({named[0]})" if named else str(error)
@@ -89,7 +89,7 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
     if config.UNREADABLE:
         raise config.UNREADABLE
     refuse_retired(arguments)
-    if "--help-all" in arguments:  # whatever else is wrong
+    if "--help-all" in arguments:  # even if other words are wrong
         parser(program).parse_args(["--help"])
     if "-h" in arguments or "--help" in arguments:
         short_parser(program).parse_args(["--help"])
@@ -106,18 +106,18 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
 
 
 def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
-    """The options of a file under those that are given, without what the file has because of another method or so."""
+    """The options of the file, replaced by those on the command line (`given`), and without those of `of_another`."""
     return {**{name: value for name, value in file.options.items() if not of_another(name, given, file)}, **given}
 
 
 def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Config, frozenset[str]]:
-    """(options, names of those that are given) of a command line and a file, in the one spelling that a run keeps, as
-    --resume compares them."""
+    """(options, names of those that are given) of a command line and a file. Other spellings of a method or correction
+    are replaced by one, because --resume compares options."""
     said = of_run(given, file)
     found = chosen(program.defaults, said)
-    if found.get("weights") != "current":  # which the other name of a method is refused with
+    if found.get("weights") != "current":  # with it, a method's other name is refused later
         found |= {"method": methods.ALIASES[name]} if (name := found.get("method")) in methods.ALIASES else {}
-    if "correct" in found:  # "rate, cosine" is another text for the same
+    if "correct" in found:  # "rate, cosine" is another spelling of "rate,cosine"
         found["correct"] = ",".join(corrections.split_names(found["correct"]))
     return Config(**found), frozenset(given) | (file.given & said.keys())
 
@@ -138,7 +138,7 @@ def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
 
 
 def parser(program: Program) -> Parser:
-    """Reads every flag into the option of its name; flags that were not given leave nothing behind."""
+    """A parser that reads every flag into the option of its name. The result lacks flags that are not given."""
     made = empty_parser(program)
     for group, about in GROUPS.items():
         box = made.add_argument_group(title(group), about)
@@ -148,7 +148,7 @@ def parser(program: Program) -> Parser:
 
 
 def short_parser(program: Program) -> Parser:
-    """Prints the flags that most people need."""
+    """A parser for --help, with only the flags that most people need."""
     made = empty_parser(program)
     box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(FLAGS)} by group.")
     for name in EVERYDAY_TEXT if trains_text(program) else EVERYDAY:
@@ -157,7 +157,7 @@ def short_parser(program: Program) -> Parser:
 
 
 def empty_parser(program: Program) -> Parser:
-    """A parser with what stands before and behind the flags."""
+    """A parser with the texts before and after the flags, and no flags yet."""
     return Parser(
         prog=program.command,
         usage="%(prog)s [-h] [--help-all] [OPTIONS]",
@@ -168,7 +168,7 @@ def empty_parser(program: Program) -> Parser:
 
 
 def title(group: str) -> str:
-    """What a group of flags is called."""
+    """The title of a group of flags in --help."""
     own = {"fdg": "FDG options", "others": "options of other methods", "processes": "several processes"}
     return own.get(group, f"{group} options")
 
@@ -207,14 +207,14 @@ def default_of(option: Option, program: Program) -> Any:
 
 
 def explained(option: Option, program: Program) -> str:
-    """What an option does, and its default."""
+    """The help text of an option, with its default."""
     default, text = default_of(option, program), listed(program.help.get(option.name, option.help), program)
     shown = "none" if default is None else "off" if default is False and option.name in OF_START else default
     return f"{text} (default: {option.shown or shown})"
 
 
 class Joined(argparse.Action):
-    """Several files as one value, as PATH has several folders: an option is one text in config.json."""
+    """Joins several files into one value, as PATH joins folders: config.json holds an option as one text."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         for name in values or ():
@@ -233,14 +233,14 @@ def auto(word: str) -> str:
 
 
 def metavar(option: Option) -> str:
-    """What stands for a flag's value in --help."""
+    """The placeholder of a flag's value in --help."""
     if several := choices(option.kind):
         return f"{{{','.join(several)}}}"
     return option.metavar or parts(option.kind)[0].__name__.upper()
 
 
 def listed(text: str, program: Program) -> str:
-    """A help text with the names of all methods, corrections, models or data sets where it has a place for them."""
+    """A help text whose {methods}, {corrections}, {models}, {datasets} and {optimizers} are replaced by their names."""
     changed = (
         f"{name} ({', '.join(f'{spelled(option)} {value}' for option, value in own.items())})"
         for name, own in OF_OPTIMIZER.items() if own

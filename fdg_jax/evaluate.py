@@ -16,7 +16,7 @@ the weights are as they were at that batch, with batches in flight not used, as 
 
 
 def parser(name: str, does: str) -> Parser:
-    """What this command and `export` have in common. name: of the command."""
+    """The parser with the flags that this command and `export` share. name: of the command. does: its description."""
     made = Parser(prog=f"python -m fdg_jax.{name}", description=does, epilog=EPILOG)
     made.add_argument("run", metavar="RUN", help="The run directory, or a file that fdg_jax.export wrote.")
     made.add_argument(

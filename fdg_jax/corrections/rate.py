@@ -7,11 +7,11 @@ al., 1910.05124): an update after n others is divided by τ^(1 - n/T), until aft
 takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
 
 T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
-counts the update itself as well: its n is one larger. Of PipeMare's text only the abstract was at hand, so its choices
-of T are told from memory.
+counts the update itself as well: its n is one larger. Only the abstract of PipeMare was at hand, so its choices of T
+are from memory.
 
-The factor stands behind the whole optimizer. So it acts on Adam and Muon too, which cancel a factor on gradients, and
-on weight decay. A staleness below 1 divides nothing.
+The factor is applied after the whole optimizer. So it also acts on weight decay, and with Adam and Muon, which cancel a
+factor on gradients. A staleness below 1 counts as 1.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Options:
 
 
 def make(late: Late, anneal_updates: int) -> Correction:
-    """Counts the updates of its own stage, from 0."""
+    """The factor counts the updates of its own stage, from 0."""
     staleness, T = max(late.staleness, 1.0), anneal_updates
 
     def factor(n):

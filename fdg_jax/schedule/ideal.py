@@ -26,7 +26,7 @@ Cost = Mapping[str, Sequence[float | Fraction]]
 
 
 class Time(NamedTuple):
-    """A time as exact coefficients of Tf, Tb and Taux; or three numbers to be put in for Tf, Tb and Taux."""
+    """A time as exact coefficients of Tf, Tb and Taux; or three numbers, the values of Tf, Tb and Taux."""
 
     Tf: Fraction
     Tb: Fraction
@@ -87,7 +87,7 @@ def locks(schedule: Schedule) -> Locks:
 
 
 def duration(schedule: Schedule, cost: Cost) -> Callable[[Op], Time]:
-    """Returns a function: operation -> how long it takes. Stage K has the true loss, no auxiliary network: Taux = 0."""
+    """Returns a function: operation -> how long it takes. Taux is 0 for stage K, which has no auxiliary network."""
     K, M = schedule.K, schedule.micro_batches
     exact = {kind: [Fraction(n).limit_denominator(10**6) / M for n in three] for kind, three in cost.items()}
     below = {kind: Time(f / K, b / K, aux) for kind, (f, b, aux) in exact.items()}
