@@ -11,7 +11,7 @@ def check_same(facts: Mapping[str, str]) -> None:
     """Compares the processes' settings. Every process has to call it.
 
     Arguments:
-        facts: the settings by name. What is not among them is not compared.
+        facts: the settings by name. Other settings are not compared.
 
     Raises:
         BadInput: a process has other settings than process 0. Every process raises the same.
