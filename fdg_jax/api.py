@@ -47,8 +47,8 @@ class Pipeline:
         the blocks of a network, any number of them. docs/own-modules.md says what else modules may do.
     split: cuts the blocks into K stages in init, when shapes are known: "balanced" by FLOPs, "measured" by block times
         on this device, "even", or the first blocks of stages 2..K, as the flag --split. K: the number of stages; by
-        default that of `devices`, or what the block numbers make. The initial weights then depend on init's key alone,
-        not on K.
+        default the number of `devices`, or the number that the first blocks give. With `split`, the initial weights
+        depend on init's key alone, not on K.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
         numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well.
     optimizer: an optax chain. Each stage has its own state of it, and gives it gradients that are already shrunk by
@@ -66,8 +66,9 @@ class Pipeline:
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
     devices: one per stage, or one for the delay line; by default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
-    dtype: "float32" (arrays are left as they are) or "bfloat16": kernels and activations are computed with in bfloat16,
-        everything that is remembered, and the loss, in float32 (fdg_jax.stage.precision). Flax layers need `dtype` too.
+    dtype: "float32" (arrays are left as they are) or "bfloat16": modules compute with kernels and activations in
+        bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stage.precision). Flax
+        layers need `dtype` too.
     remat: stages whose backward pass computes the activations again, so that a stash keeps only the input: "none",
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
@@ -179,7 +180,7 @@ class Pipeline:
             return engine.losses.newest()
 
     def _checked(self, batch: tuple[Tree, Tree]) -> Sequence[Tree]:
-        """Checks a batch and copies its NumPy arrays. Shapes and dtypes of NumPy arrays that passed once pass again."""
+        """Checks a batch and copies its NumPy arrays. Shapes and dtypes of NumPy arrays are checked once only."""
         leaves, structure = jax.tree.flatten(batch)
         kinds = structure, *[(leaf.shape, leaf.dtype) if type(leaf) is np.ndarray else object() for leaf in leaves]
         if kinds not in self._checked_kinds:
@@ -394,7 +395,7 @@ class Pipeline:
             weights.save(path, state, variables, about)
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        """What `state` returns, without waiting: the arrays may still be being computed, and a thread may read them
+        """What `state` returns, without waiting: the arrays may not be computed yet, and a thread may read them
         while training goes on. In several processes it waits for all of them. With `own` it does not: it returns only
         this process's part of the state."""
         engine = self.engine

@@ -38,7 +38,7 @@ def is_key(array: Any) -> bool:
 
 
 def plain(leaf: Any) -> Any:
-    """Converts a leaf of a state into what is stored. Arrays of numbers, and what is no array, stay as they are."""
+    """Converts a leaf of a state into what is stored. Arrays of numbers, and what is no array, do not change."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX has a class of its own for these
         return np.zeros(leaf.shape, np.bool_)
     return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else native(leaf)

@@ -120,7 +120,7 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
 
 
 def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
-    """A hash of each block's programs as XLA gets them. Blocks of one name that compute differently differ in it."""
+    """A hash of each block's programs as XLA gets them. Other computations under the same name have other hashes."""
 
     def find(block: nn.Module, x: Any, first: bool) -> tuple[str, Any]:
         found = programs_of(block, x, first)

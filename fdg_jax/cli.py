@@ -35,7 +35,7 @@ class Program(NamedTuple):
 
     command: str  # python -m ...
     trains: str = "a residual network on CIFAR-10"
-    datasets: tuple[str, ...] = ()  # that it takes; (): all that are held in memory
+    datasets: tuple[str, ...] = ()  # the data sets that it takes; (): all that are held in memory
     defaults: Mapping[str, Any] = {}  # option -> its default
     help: Mapping[str, str] = {}  # option -> its help text
 
@@ -47,8 +47,8 @@ class Program(NamedTuple):
 
 
 class CommandLine(NamedTuple):
-    """A command line, read: the options of the run, how the process joins others, the names in each that are given, and
-    the flags about this start. places: where in --config FILE an option stands, if it does not stand on the command
+    """A parsed command line: the options of the run, the options for joining other processes, the given names in both,
+    and the flags for this start. places: where in --config FILE an option stands, if it does not stand on the command
     line. line: the options on the command line. file: the options in the file.
     """
 
@@ -77,7 +77,7 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Config, fro
 
     Returns: (options, names of those that are given).
 
-    Raises: BadInput for whatever is wrong, a method's or correction's file that cannot be used included.
+    Raises: BadInput if anything is wrong, including a method's or correction's file that cannot be used.
     """
     found = read(arguments, program)
     return found.options, found.given
@@ -106,7 +106,7 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
 
 
 def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
-    """The options of the file, replaced by those on the command line (`given`), and without those of `of_another`."""
+    """The options of the file, without those of `of_another`, and of the command line (`given`), which goes first."""
     return {**{name: value for name, value in file.options.items() if not of_another(name, given, file)}, **given}
 
 

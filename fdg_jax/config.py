@@ -107,7 +107,7 @@ else:
 
 
 def values(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """The options of these names, such as those that a file declares."""
+    """The values of the options with these names, such as those that a file declares."""
     return {name: getattr(config, name) for name in names}
 
 

@@ -16,8 +16,8 @@ class Unreadable(BadInput):
 
 
 class Damaged(BadInput):
-    """An image or a text cannot be read or decoded; the message names the file. A run that meets it ends with a
-    checkpoint."""
+    """An image or a text cannot be read or decoded; the message names the file. A run that meets such a file ends
+    with a checkpoint."""
 
 
 class NoEffect(UserWarning):

@@ -29,7 +29,7 @@ def parser(name: str, does: str) -> Parser:
 
 
 def trained(given: Namespace) -> Trained:
-    """The weights that a command line names; prints what they are. Raises BadInput."""
+    """Loads the weights that a command line names, and prints which they are. Raises BadInput."""
     compile_cache.enable()
     which = given.checkpoint
     which = int(which) if which is not None and which.isdecimal() else which

@@ -133,8 +133,8 @@ def wanted_cores(asked: Sequence[int] | None) -> list[int]:
 
 
 def shares(processes: int, among: Sequence[int]) -> tuple[Collection[int], ...]:
-    """The cores of each process: neighbouring cores, whose numbers differ by 1 at most between processes. If there are
-    too few, each process has one core, which it shares.
+    """The cores of each process: neighbouring cores, as many for each process as possible, give or take one. If there
+    are fewer cores than processes, each process has one core, and some share it.
 
     Arguments:
         processes: the number of processes. among: the cores; none if processes cannot be pinned.

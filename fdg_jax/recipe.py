@@ -16,8 +16,8 @@ from fdg_jax.optimizers.rotation import OUTSIDE, inner_matrices, rotation
 
 # The optimizers that divide a gradient by its own size, so that a constant factor cancels.
 SCALE_FREE = ("adamw", "lion", "muon", "nadam", "rotation")
-MUON_RMS = 0.2  # of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
-CLASSIFIER = "dense"  # what this library's networks of images call theirs
+MUON_RMS = 0.2  # rms of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
+CLASSIFIER = "dense"  # the name of the classifier in this library's image networks
 WSD_DECAY = 0.2  # the part of the training in which the learning rate of "wsd" falls
 
 
@@ -119,7 +119,7 @@ WARMUP = 3 / 300
 
 
 def warmup_updates(total: float) -> int:
-    """The updates of the warm-up, of a training of `total` updates."""
+    """The number of warm-up updates in a training of `total` updates."""
     return max(1, round(WARMUP * total))
 
 

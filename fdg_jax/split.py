@@ -303,7 +303,7 @@ def _flops(cpu: Any, block: nn.Module, x: Any, first: bool) -> tuple[float, Any]
 
     variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), programs.jit(run)
     kind = jax.default_backend()
-    platform = "cuda" if kind == "gpu" else kind  # to our layers every GPU is the same
+    platform = "cuda" if kind == "gpu" else kind  # our layers treat all GPUs alike
     with jax.default_device(cpu):
         analysis: Any = forward.trace(variables, x, key).lower(lowering_platforms=(platform,)).cost_analysis()
     return float(analysis.get("flops", 0.0)), jax.eval_shape(forward, variables, x, key)

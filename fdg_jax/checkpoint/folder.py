@@ -105,10 +105,10 @@ def write_sealed(
 
 
 def write_by_orbax(folder: Path, arrays: Flat) -> None:
-    """Writes arrays with Orbax. It makes file names of keys, so the keys are numbers, and it refuses empty arrays. The
-    manifest has the names and the empty arrays.
+    """Writes arrays with Orbax, which turns keys into file names and refuses empty arrays. So the keys are numbers, and
+    the manifest has the names and the empty arrays.
 
-    Orbax does not know every dtype that NumPy itself lacks, so arrays of these dtypes are written as bytes.
+    Orbax knows only some of the dtypes that NumPy itself lacks, so arrays of such dtypes are written as bytes.
     """
     arrays = {name: value if value.dtype.isbuiltin == 1 else as_bytes(value) for name, value in arrays.items()}
     with ocp.StandardCheckpointer() as checkpointer:
@@ -211,8 +211,8 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
 def quiet_orbax() -> None:
     """From now on one failed save, or one damaged checkpoint, is reported once: by the exception that Orbax raises.
 
-    Orbax logs the other errors of the same failure with tracebacks, asyncio those of failed tasks, Python warns of
-    coroutines that nobody awaited, and tensorstore prints that the event loop is closed where it ends late.
+    Otherwise Orbax logs further errors of the same failure with tracebacks, and asyncio logs those of failed tasks.
+    Python warns about coroutines that nobody awaited. tensorstore prints that the event loop is closed if it ends late.
     """
 
     def wanted(record: logging.LogRecord) -> bool:

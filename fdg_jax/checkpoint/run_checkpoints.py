@@ -155,7 +155,7 @@ class Saver:
                 self.prune()
         except NotFinite as error:
             self.failure = error
-        except Exception as error:  # of Orbax, too, which wraps what the system says
+        except Exception as error:  # also one of Orbax, which wraps the system's errors
             self.failure = not_written(step, error)
             if self.peers.process == 0:
                 sweep(self.root, SWEEPS)
@@ -195,7 +195,7 @@ class Saver:
             made = make()
         except NotFinite as error:
             failed = [str(error), error.lasting]
-        except Exception as error:  # of Orbax, too, which wraps what the system says
+        except Exception as error:  # also one of Orbax, which wraps the system's errors
             failed = [f"{reason(error)}, in process {self.peers.process}", None]
         found = self.peers.all_gather([made, failed], name)
         text, lasting = next((failed for _, failed in found if failed), ["", None])
@@ -242,8 +242,8 @@ class Saver:
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
-    """Raises NotFinite for an array with NaN or infinity, preferably one with lasting effect. losses: whether to check
-    unread losses, too."""
+    """Raises NotFinite if an array has a NaN or an infinity; names one with lasting effect if possible. losses: whether
+    to check unread losses, too."""
 
     def checked(name: str) -> bool:
         return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))

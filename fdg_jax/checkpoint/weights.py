@@ -33,7 +33,7 @@ WEIGHTS, PIPELINE = "fdg_jax weights 1", "fdg_jax pipeline 1"
 READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
 OWN = ("format", "sha256", "containers", "dtypes")  # the entries of the header that `write` makes, and `read` relies on
 KEY = "key "  # before the name of a random key's implementation
-# The format's names of NumPy's dtypes. JAX has taught NumPy those that are not its own, such as bfloat16.
+# The format's names of NumPy's dtypes. JAX adds those that NumPy itself lacks, such as bfloat16.
 CHUNK = 2**20  # bytes that are read at once
 DTYPES = {
     "BOOL": "bool",

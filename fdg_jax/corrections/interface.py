@@ -63,7 +63,7 @@ class Correction(NamedTuple):
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
         weights of the batch's forward pass; now: those that the gradient is about to be applied to.
     updated(before, after, state) -> state: the state after an update, from the weights before and after it. If a guard
-        refuses the update, only counts (single integers) of this state are kept, to stay in step with schedules.
+        refuses the update, the old state stays, except for counts (single integers), which keep step with schedules.
     drained(state) -> state: the state after the pipeline has been emptied. The batches that fill it again see fewer
         updates than the staleness, as the first ones did; so a prediction begins anew.
     """

@@ -2,9 +2,9 @@
 
     update <- update / τ^{1 - n/T}        n: updates before this one. T = --anneal-updates; without it the power is 1
 
-Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With it, it is PipeMare's T1 (Yang et
-al., 1910.05124): an update after n others is divided by τ^(1 - n/T), until after T updates nothing is divided. PipeMare
-takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
+Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With --anneal-updates, it is PipeMare's
+T1 (Yang et al., 1910.05124): an update after n others is divided by τ^(1 - n/T). After T updates, nothing is divided.
+PipeMare's T is a quarter of the phase of the first learning rate (ResNet), or five times its warm-up (Transformer).
 
 T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
 counts the update itself as well: its n is one larger. Only the abstract of PipeMare was at hand, so its choices of T

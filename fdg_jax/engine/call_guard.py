@@ -46,8 +46,8 @@ class CallGuard:
             ) from error
 
     def take(self) -> None:
-        """Begins a call, also after an interruption. Raises BadInput if another live thread is within one, or within
-        jax.set_mesh."""
+        """Begins a call, also after an interruption. Raises BadInput if another live thread is within a call, or if
+        jax.set_mesh is in force."""
         self.check_alone(self._owner.setdefault("thread", threading.get_ident()))
         self._owner["thread"] = threading.get_ident()
 

@@ -89,7 +89,7 @@ class HostEngine(Engine):
         return unfinished
 
     def on_loss(self, number: int, report: Tree) -> None:
-        """Adds the loss of a whole batch, once all its micro-batches have one. report: None in processes without K."""
+        """Adds the loss of a whole batch, once all its micro-batches have one. report: None if K is elsewhere."""
         spec = self.problem.specs[-1]
         whole = self._micro_batches.loss(number, self.transport.tell(spec.k, report, spec.reported))
         if whole:
@@ -249,7 +249,7 @@ def delay_line_engine(problem: Problem) -> Engine:
     Arguments:
         problem: what to train, with the schedule of the pipeline.
 
-    Returns: the engine. Why this is the same training: fdg_jax.stage.delay_line.
+    Returns: the engine. fdg_jax.stage.delay_line says why this is the same training.
     """
     place, K = problem.places[0], problem.schedule.K
     if not all_here(problem.places):

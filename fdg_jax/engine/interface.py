@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     schedule: the method's, for K stages.
     stage: the class of the method's stages.
     specs: of the stages k = 1..K.
-    preprocess: (inputs, step) -> what stage 1 takes, traced; None if that is the inputs.
+    preprocess: (inputs, step) -> what stage 1 takes, traced; None if stage 1 takes the inputs themselves.
     places: where each stage is.
     waits: for each stage, the backward passes by which it puts off gradients; 0 if the schedule itself delays them.
     weights: "stashed" or "current".
@@ -52,7 +52,7 @@ def signature(problem: Problem, engine: str) -> str:
     """What a saved state and a pipeline must have in common, beside shapes: method, K, staleness, updates, weights,
     corrections, dtype, engine."""
     schedule = problem.schedule
-    late = zip(schedule.delays, problem.waits, strict=True)  # depends on the order, too
+    late = zip(schedule.delays, problem.waits, strict=True)  # the delays depend on `order`, too
     delays = "/".join(str(delay + wait) for delay, wait in late)
     updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
     # Two corrections may have states of the same shapes with different meanings.

@@ -48,7 +48,7 @@ class MicroBatches:
         return [end - start for start, end in pairwise(bounds(n, self.M))]
 
     def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
-        """What enters the pipeline.
+        """Splits a batch into the parts that enter the pipeline.
 
         Arguments:
             x: the inputs, on stage 1's device; None if that is in another process.

@@ -15,7 +15,7 @@ from fdg_jax.pages.charts import LIGHT
 
 SCALE, ROW, HEIGHT, STRIP, LEFT, TOP = 26, 66, 26, 12, 76, 44
 LETTER = 5.2  # about the width of a letter of the legend, in pixels
-COLOURS = {"F": "c0", "B": "c1"}  # of what an operation does; c3 for all else
+COLOURS = {"F": "c0", "B": "c1"}  # by kind of operation; c3 for all other kinds
 
 
 def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], spread: bool = False) -> str:

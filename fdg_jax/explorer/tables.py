@@ -22,7 +22,7 @@ from fdg_jax.schedule.walk import filling, walk
 
 
 class Tables:
-    """Collects the page's tables. ticks: text -> its number."""
+    """Collects the page's tables. ticks: {a schedule's operations as a text: the number of this text}."""
 
     def __init__(self) -> None:
         self.ticks: dict[str, int] = {}
@@ -66,7 +66,7 @@ class Tables:
 
 
 def word(op: Op, version: int, used: int, updates: bool) -> str:
-    """An operation as the page reads it."""
+    """An operation in the form that the page reads."""
     return f"{op.kind}{op.k}.{op.batch}:{version}{'!' * updates}"
 
 

@@ -48,7 +48,7 @@ def unit(schedule: Schedule, cost: Costs) -> int:
 
 
 def durations(schedule: Schedule, cost: Costs, backward: int) -> dict[str, tuple[int, int]]:
-    """{kind: how long an ordinary stage and how long stage K takes for an operation, in units}.
+    """{kind of operation: (its time at an ordinary stage, its time at stage K)}, in units.
 
     Stage K computes the true loss, so it has no auxiliary network.
     """

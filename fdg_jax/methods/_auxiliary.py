@@ -39,7 +39,7 @@ class Outputs(NamedTuple):
     """The outputs of a head.
 
     scores: class scores [b, classes], or [b, T, classes] of sequences.
-    features: [b, n], what similarities are computed from ([b T, n] of sequences); None if they are not matched.
+    features: [b, n] ([b T, n] for sequences), from which similarities are computed; None if they are not matched.
     """
 
     scores: jax.Array
@@ -72,7 +72,7 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
 def similarity(x: jax.Array) -> jax.Array:
     """Cosines between the rows of x [b, n], each row centred on its own mean: [b, b].
 
-    Deviation from the code of Nokland and Eidnes: what rounding leaves above 1 (1e-7) is not cut off.
+    Deviation from the code of Nokland and Eidnes: values that rounding puts above 1 (by 1e-7) are not clipped.
     """
     centred = x - jnp.mean(x, axis=1, keepdims=True)
     unit = centred / (1e-8 + safe_sqrt(jnp.sum(jnp.square(centred), axis=1, keepdims=True)))
@@ -255,7 +255,7 @@ def average_pool(y: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def pooling_matrix(n: int, parts: int) -> np.ndarray:
-    """[parts, n]: row i averages the places from floor(i n / parts) to ceil((i + 1) n / parts), the latter excluded."""
+    """[parts, n]: row i averages positions floor(i n / parts) to ceil((i + 1) n / parts), the latter excluded."""
     start, end = np.arange(parts) * n // parts, -(-np.arange(1, parts + 1) * n // parts)
     place = np.arange(n)
     inside = (start[:, None] <= place) & (place < end[:, None])

@@ -58,7 +58,7 @@ class ReplicaPlace(Place):
     devices divides its size.
 
     Arguments:
-        devices: of the K replicas. If fewer than K are distinct, n of them are used, with K/n replicas each.
+        devices: of the K replicas. If fewer are distinct, n of them are used for K/n replicas each; n divides K.
     """
 
     def __init__(self, devices: Sequence[Any]):
@@ -145,7 +145,7 @@ class ReplicatedStage(Stage):
 
 
 def first_replica(tree: Tree) -> Tree:
-    """The entries of replica 1, of leaves [K, ...]."""
+    """The entries of replica 1 in a tree with leaves [K, ...]."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 

@@ -41,7 +41,7 @@ class Scaled(Stage):
     """A stage whose optimizer sees the gradient times scale**(K-k). Stage K is exempt, and scale = 1 is BP."""
 
     def update_rule(self, spec: Spec):
-        """The update by the gradient times the factor."""
+        """BP's update rule, with the gradient multiplied by the factor first."""
         factor = spec.options["scale"] ** (spec.K - spec.k)
         if factor == 1.0:
             return super().update_rule(spec)

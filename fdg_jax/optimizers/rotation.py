@@ -70,7 +70,7 @@ def scale_by_rotation(
     every: int = 10,
     rotated: Callable[[Any], Any] = inner_matrices,
 ) -> optax.GradientTransformation:
-    """The step above, of gradients: without learning rate, sign and weight decay.
+    """Transforms gradients into the step above, without learning rate, sign and weight decay.
 
     Arguments:
         b1, b2, eps: as Adam's; b2 is that of the mean products, too.

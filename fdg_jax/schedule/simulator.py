@@ -46,7 +46,7 @@ class Event(NamedTuple):
 class Prediction(NamedTuple):
     """A run in its steady state. Lists are over the stages k = 1..K.
 
-    A tick takes as long as a batch: one enters at every tick.
+    A tick takes as long as a batch, because one batch enters at every tick.
 
     seconds: per batch.
     utilisation: the share of time in which a stage computes (or sends, if transfers do not overlap).

@@ -84,7 +84,7 @@ class DelayState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What gradients change in a stage, named as in DelayState."""
+    """The parts of a stage's state that gradients change, named as in DelayState."""
 
     state: StageState
     sum: Sum | None
@@ -252,7 +252,7 @@ def drain(lines: LineOptions, run: DelayState) -> DelayState:
 
 
 def progress_of(run: DelayState, i: int) -> Progress:
-    """What gradients have changed in stage k = i + 1."""
+    """The `Progress` of stage k = i + 1."""
     return Progress(run.stages[i], run.sums[i], run.updates[i], run.staleness[i])
 
 

@@ -71,7 +71,7 @@ class Checkpointed:
     def saved(self) -> dict[str, Any]:
         """Everything that a resumed run needs of this stage, as {path: array}.
 
-        Arrays may still be being computed. None of them is donated later: arrays that would be are copied here.
+        Arrays may not be computed yet. None of them is donated later: arrays that would be are copied here.
         """
         of_params = self.layout.params
         # The next update donates these.

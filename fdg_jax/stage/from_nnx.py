@@ -246,7 +246,7 @@ def raw(leaf: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the very same arrays. Those of a variable are, unless somebody has set it."""
+    """Whether two values are the very same arrays; if so, nobody has set the variable that holds them."""
     one, other = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(one) == len(other) and all(x is y for x, y in zip(one, other, strict=True))
 

@@ -71,7 +71,7 @@ class Spec(NamedTuple):
     report: the user's loss as it is: it returns the loss of a batch or (loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
-    outputs, labels, value, reported: the outputs of stage K, the labels, the value of the loss, and of `report`.
+    outputs, labels, value, reported: the outputs of stage K, the labels, the loss, and the result of `report`.
     key: a random key for what the method adds.
     options: the method's options, by name.
     compute: how the module is computed.
@@ -145,7 +145,7 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
 def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
     """Flax variables without the collections that the module has sown.
 
-    By default `sow` appends to a tuple, so that after `init` a value is a tuple of one, and longer after every call. A
+    By default `sow` appends to a tuple, so a sown value is a tuple of one after `init`, and longer after every call. A
     module's own tuple keeps its length. again: returns the variables after another call.
     """
 

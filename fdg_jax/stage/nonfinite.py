@@ -59,7 +59,7 @@ def after_refusal(before: Tree, after: Tree) -> Tree:
     """The state of an optimizer or a correction after a refused update: `before`, but its schedules' counts go on.
 
     A count is a single integer. A count beside arrays in a named tuple or a dictionary, such as Adam's, counts what
-    these arrays average; it keeps its value. MultiSteps keeps its whole state, to wait for as many good gradients.
+    these arrays average; it keeps its value. MultiSteps keeps its whole state, so that it averages only good gradients.
 
     Arguments:
         before: the state before the update.

@@ -80,7 +80,7 @@ def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) 
 class Untold:
     """For flax.linen.intercept_methods: finds the parts that stay in evaluation mode while their module is trained,
     because nobody sets their switch. A switch that the caller sets counts as intended, also for everything within that
-    part. So does a field, such as `not train or self.frozen`, if the module that makes the part gets a switch itself.
+    part. So does a field, such as `not train or self.frozen`, if a module around the part is told that it trains.
 
     tell: whether to set the switches that are found.
     found: {a part, in words, "" for the outermost module: its switch}.
@@ -100,7 +100,7 @@ class Untold:
         call = partial(type(module).__call__, module) if lifted else context.orig_method
         switch = switch_of(call, module, args, kwargs) if self.looks else None
         try:
-            if switch is None or switch.trains:  # a stage of blocks only passes on what it is told
+            if switch is None or switch.trains:  # a stage of blocks only passes `train` on
                 self.told = self.told or (switch is not None and not hasattr(module, "named_blocks"))
             elif switch.given and (switch.argument or self.told):
                 self.looks = False

@@ -87,7 +87,7 @@ class UpdateRule(NamedTuple):
 
     def new_weights(self, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree]:
         """(the new weights, the optimizer's new state). After a refusal the weights and the moments are the old ones,
-        and schedules have counted on."""
+        but the counts of schedules have gone on."""
         inner = opt_state.inner if self.guard else opt_state
         changes, moved = self.optimizer.update(grads, inner.inner if self.norms else inner, params)
         updated = optax.apply_updates(params, changes)

@@ -44,7 +44,7 @@ class Weighted(NamedTuple):
 
 
 def without_weights(labels: Tree) -> Tree:
-    """The labels themselves, with or without weights."""
+    """The labels without their weights, if they have any."""
     return labels.labels if isinstance(labels, Weighted) else labels
 
 

@@ -90,7 +90,7 @@ def copy(value: Tree, like: Tree, source: Any, target: Any) -> Tree:
 
 
 def absent(like: Any, device: Any) -> jax.Array:
-    """An array on a device of another process: here only its shape and dtype are known."""
+    """An array on a device of another process. In this process, only its shape and dtype are known."""
     return jax.make_array_from_single_device_arrays(like.shape, SingleDeviceSharding(device), [], dtype=like.dtype)
 
 

@@ -14,7 +14,7 @@ class Transport(Protocol):
     """Takes messages to stages, in this process (`in_process.py`) or between processes (`across_processes.py`).
 
     Every process walks the same schedule and calls these methods for every message between stages, in the same order,
-    whether it has one of the two stages or not. What a process does not have it passes as None.
+    whether it has one of the two stages or not. It passes None for messages that it does not have.
 
     places: where the stages of this process are, {k: place}.
     here: the place where `tell` puts what it returns.
