@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Config, fro
         arguments: the words after the command's name.
         program: the command; a name stands for one with the usual defaults.
 
-    Returns: (options, names of those that are given).
+    Returns: (options, names of the given options).
 
     Raises: BadInput if anything is wrong, including a method's or correction's file that cannot be used.
     """
@@ -111,7 +111,7 @@ def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
 
 
 def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Config, frozenset[str]]:
-    """(options, names of those that are given) of a command line and a file. Other spellings of a method or correction
+    """(options, names of the given options) from a command line and a file. Other spellings of a method or correction
     are replaced by one, because --resume compares options."""
     said = of_run(given, file)
     found = chosen(program.defaults, said)

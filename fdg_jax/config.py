@@ -1,4 +1,4 @@
-"""The configuration of a training: all options, joined by those that files of methods, corrections and models declare.
+"""The configuration of a training: all options, also those that files of methods, corrections and models declare.
 
 The command line (fdg_jax.cli), files of options, `fdg_jax.Pipeline` and readers of config.json take them from here.
 """

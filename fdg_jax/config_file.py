@@ -44,8 +44,8 @@ class Found(NamedTuple):
     """The options in a file.
 
     options: name -> value.
-    given: the names of those that count as given. A run's own config.json holds every option; there, only those that
-        differ from their defaults count.
+    given: the names of the options that count as given. A run's own config.json holds every option; there, only options
+        that differ from their defaults count.
     places: name -> "FILE, line 7".
     own: whether the file is a run's config.json.
     """

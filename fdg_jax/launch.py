@@ -284,7 +284,7 @@ class SignalEvents(Signals):
 class Ended(NamedTuple):
     """How a process ended.
 
-    code: its exit code, or minus the number of the signal that killed it. stages: those that it computed, in words.
+    code: its exit code, or minus the number of the signal that killed it. stages: the stages that it computed, in words.
     """
 
     index: int
@@ -313,7 +313,7 @@ def name_of(number: int) -> str:
 class Group:
     """A context that starts the processes; when it ends, none of them is left.
 
-    `failed` is how the first process that failed has ended, or None. `signals` are those that the launcher received.
+    `failed` is how the first process that failed has ended, or None. `signals` are what the launcher received.
 
     Arguments:
         words: for Python, without the flags of a process. coordinator: address and port, where process 0 is to listen.

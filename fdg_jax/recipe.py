@@ -70,7 +70,7 @@ def matrices(params: Any) -> Any:
 def decaying(optimizer: optax.GradientTransformation, mask: Any) -> optax.GradientTransformation:
     """Limits an optimizer's weight decay to the parameters of a mask (params -> tree): the optimizer sees zeros for the
     others, so it must use parameters for their decay only. optax's muon has a mask for its matrices, and none for its
-    adamw. The state is the optimizer's, unchanged."""
+    adamw. The wrapper adds no state."""
 
     def update(updates, state, params=None):
         seen = jax.tree.map(lambda leaf, decayed: leaf if decayed else jnp.zeros_like(leaf), params, mask(params))
@@ -80,7 +80,7 @@ def decaying(optimizer: optax.GradientTransformation, mask: Any) -> optax.Gradie
 
 
 def clipped(optimizer: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:
-    """Clips an optimizer's gradients to a norm over all its parameters. The state is the optimizer's, unchanged."""
+    """An optimizer whose gradients are clipped to a norm over all its parameters. The wrapper adds no state."""
     clip = optax.clip_by_global_norm(norm)
 
     def update(updates, state, params=None):
@@ -126,7 +126,7 @@ def warmup_updates(total: float) -> int:
 def learning_rate_changes(base: float, total: float, warmup: bool) -> list[tuple[int, float]]:
     """The paper's schedule for a training of `total` updates: [(updates before this rate begins, learning rate)].
 
-    If several begin at the same update, the last one counts.
+    If several rates begin at the same update, the last one counts.
     """
     drops = [(round(fraction * total), base / 10**n) for n, fraction in enumerate(DROPS, 1)]
     if warmup:

@@ -167,7 +167,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
 
 
 def read_arrays(folder: Path) -> Mapping[str, Any]:
-    """The arrays of a sealed folder by number; those in NumPy's files as bytes."""
+    """The arrays of a sealed folder by number; arrays from NumPy's files are bytes."""
     if (folder / NPY).is_dir():
         # Mapped: a file cannot declare more than it holds.
         return {file.stem: np.array(np.lib.format.open_memmap(file, mode="r")) for file in (folder / NPY).iterdir()}

@@ -260,7 +260,7 @@ def check_refused(found: Mapping[int, int], expected: Sequence[int] | None, step
 
     Arguments:
         found: for each guarded stage k, the number of the first refused update in a state.
-        expected: those that are expected, in the order of k; None: any.
+        expected: the expected numbers, in the order of k; None: accept any.
         step: of the state.
     """
     now = tuple(found[k] for k in sorted(found))
@@ -337,7 +337,7 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
     Returns: (state, loop, about); None if there is no checkpoint.
 
     Raises:
-        BadInput: all are damaged, or one cannot be read. One that is not known to be damaged is never skipped.
+        BadInput: all are damaged, or one cannot be read. A checkpoint is skipped only if it is known to be damaged.
     """
     try:
         found, aside = listed(root), listed(root, DAMAGED)

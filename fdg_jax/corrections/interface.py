@@ -61,7 +61,7 @@ class Correction(NamedTuple):
     backward(params, state) -> params: the weights for backward passes, instead of the newest ones (`--weights
         current`).
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
-        weights of the batch's forward pass; now: those that the gradient is about to be applied to.
+        weights of the batch's forward pass; now: the weights to which the gradient is about to be applied.
     updated(before, after, state) -> state: the state after an update, from the weights before and after it. If a guard
         refuses the update, the old state stays, except for counts (single integers), which keep step with schedules.
     drained(state) -> state: the state after the pipeline has been emptied. The batches that fill it again see fewer

@@ -37,7 +37,7 @@ class Options:
 
 
 def make(late: Late, anneal_updates: int) -> Correction:
-    """The factor counts the updates of its own stage, from 0."""
+    """The factor depends on the number of updates of its own stage, from 0."""
     staleness, T = max(late.staleness, 1.0), anneal_updates
 
     def factor(n):

@@ -22,8 +22,8 @@ class Metrics(NamedTuple):
         loss was computed.
     metrics: what the loss function returned beside the loss, {name: number}.
     gradient_norms: with `Pipeline(gradient_norms=True)`, for each stage the norm of the gradient of its last update
-        before this loss was computed, without the effect of beta and the optimizer; 0 before its first update. Stages
-        are at different batches, as `staleness` says.
+        before this loss was computed; 0 before its first update. It is measured before beta and the optimizer change
+        the gradient. Stages are at different batches, as `staleness` says.
     """
 
     step: int

@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     auxiliary: what the method adds (heads, synthesizers, feedback weights), and the state of a correction.
     stashes: what is kept of batches until their gradients come (activations, inputs, statistics).
     old_weights: earlier weights that stashes refer to.
-    gradients: those that wait in ADL's sum or in a delay line.
+    gradients: gradients that wait in ADL's sum or in a delay line.
     in_flight: messages that wait to be read, or have just been sent.
     kept: not bytes, but the number of batches in `stashes`.
     stash: bytes of one stash; not part of the total.

@@ -1,4 +1,4 @@
-"""The paper's Tables 1 and 2 for every method and any K, and a third one of the corrections of late gradients.
+"""The paper's Tables 1 and 2 for every method and any K, and a third table of the corrections of late gradients.
 
 All of it is derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), stashes and staleness from a run
 on integers, parameters from the shapes of the real pipeline.

@@ -40,7 +40,7 @@ class Time(NamedTuple):
         return Time(*((a - b) / ticks for a, b in zip(self, earlier, strict=True)))
 
     def at(self, lengths: "Time") -> Fraction:
-        """Its value with those numbers for Tf, Tb and Taux."""
+        """The value of this time for given values of Tf, Tb and Taux."""
         return sum((a * b for a, b in zip(self, lengths, strict=True)), Fraction(0))
 
 

@@ -31,7 +31,7 @@ class Task:
         self.end: Number = None
 
     def after(self, *tasks: "Task | None") -> None:
-        """Makes it wait for those tasks; None stands for one that is not part of the run."""
+        """Makes this task wait for others; None stands for a task that is not part of the run."""
         for task in tasks:
             if task is not None:
                 self.blockers += 1

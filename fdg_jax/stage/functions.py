@@ -31,7 +31,7 @@ class StageState(NamedTuple):
     params: the weights.
     extra: the module's other collections ("batch_stats", ...). If the module draws random numbers (dropout) also "rng",
         a key that every forward pass splits. What the module sows is not kept.
-    opt_state: the state of the optimizer; `UpdateRule.start` makes it, and `correction`.
+    opt_state: the state of the optimizer. `UpdateRule.start` makes this and `correction`.
     own: what a method adds to the stage, beside the network (a synthesizer, feedback weights).
     correction: the state of the correction of late gradients.
     """

@@ -132,7 +132,7 @@ def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree)
 
 
 def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callable[[jax.Array], dict[str, Tree]]:
-    """The function that makes the first variables of stage k from a key, or copies those that are given.
+    """The function that makes the initial variables of stage k from a key, or copies the given ones.
 
     Variables are made before stages k > 1 have inputs. So it raises BadInput if variables depend on the values of the
     inputs. It also raises BadInput if given variables do not fit.

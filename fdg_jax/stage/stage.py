@@ -205,7 +205,7 @@ class Stage(Checkpointed):
         Arguments:
             grads: the gradient, packed.
             version: the weight version (number of updates) at which it was taken.
-            then: those weights, where a correction needs them.
+            then: the weights of that version, if a correction needs them.
         """
         self.line.append((grads, version, then))
         if len(self.line) > self.delay:
