@@ -117,7 +117,7 @@ def model_options(config: Config) -> dict[str, Any]:
 
 
 def corrected_by(config: Mapping[str, Any]) -> list[str]:
-    """The names of the corrections of a run, by its config.json."""
+    """The names of a run's corrections, from its config.json."""
     return corrections.split_names(config["correct"])
 
 

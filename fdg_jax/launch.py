@@ -284,7 +284,7 @@ class SignalEvents(Signals):
 class Ended(NamedTuple):
     """How a process ended.
 
-    code: its exit code, or minus the number of the signal that killed it. stages: the stages that it computed, in words.
+    code: its exit code, or minus the number of the signal that killed it. stages: which stages it computed, in words.
     """
 
     index: int

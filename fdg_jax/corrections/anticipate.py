@@ -14,7 +14,7 @@ One coefficient c makes six published forms of it (τ: staleness, m: momentum):
 An optax chain could do the same with a wrapper that trains x in place of y (tests/test_correction_identities.py has
 it). Here the prediction is made in the stage instead, so that the evaluated and saved weights are always y. That takes
 one more copy of the weights. In the papers on error feedback and on spike compensation, the weights are x, the forward
-point; their test errors may be those of x. The test errors here are those of y.
+point; their test errors may be measured at x. The test errors here are measured at y.
 
 Clipping and weight decay act on y as without a correction, since both are part of the last update. τ is counted in
 updates, also with --accumulate. After `drain`, d is 0 again, because no update comes before the gradient of the next
@@ -59,7 +59,7 @@ class Options:
 
 
 def coefficient(prediction: Prediction, staleness: float, momentum: float) -> float:
-    """c of the table above, in updates: by how many times the last update a forward pass looks ahead.
+    """The c of the table above, in updates: a forward pass looks ahead by c times the last update.
 
     Arguments:
         prediction: one of the names above.

@@ -2,7 +2,7 @@
 
 All take [batch, height, width, channel] in float32 or, with kernels of the same dtype, in bfloat16, and return that
 dtype. Sums over a batch or a feature map are float32 (fdg_jax.stage.precision says what is cast where). Convolutions
-(fdg_jax.layers.convolution) have no bias unless a model asks for one, as a batch norm follows. Nothing is computed at
+(fdg_jax.layers.convolution) have no bias unless a model asks for one: a batch norm follows them. Nothing is computed at
 import.
 
 Deviation from the authors' released code: our convolutions are initialised with He's normal distribution over the

@@ -1,4 +1,4 @@
-"""NAdam as asynchronous Nesterov uses it (Ajanthan et al., 2505.01099): PyTorch's, with b1 = 0.99 and decoupled decay.
+"""NAdam as in asynchronous Nesterov (Ajanthan et al., 2505.01099): PyTorch's NAdam, b1 = 0.99, decoupled weight decay.
 
 optax.nadam differs: its momentum is constant. Here the momentum rises with the update n = 1, 2, ...:
 

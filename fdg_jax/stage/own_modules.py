@@ -213,11 +213,11 @@ def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> N
     """Looks for arrays that are made of a module's weights and kept for its backward pass.
 
     If the backward pass must use other weights (because of the option `other`), these arrays would bring in the old
-    ones: it raises BadInput. Otherwise copies of matrices, such as weights cast to another dtype, only cost memory: it
-    warns. Copies have a kernel's size and do not grow with the batch. With current weights, vectors made of weights
-    alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep no such
-    arrays. Layers that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product. All
-    of flax.linen's norms with a scale are such layers.
+    ones, and it raises BadInput. Otherwise copies of matrices, such as weights cast to another dtype, only cost memory,
+    and it warns. Copies have a kernel's size and do not grow with the batch. With current weights, vectors made of
+    weights alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep no
+    such arrays. Layers that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product.
+    All of flax.linen's norms with a scale are such layers.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.params) if leaf.ndim > 1}
     copies = [kept.ndim > 1 and kept.size in kernels for kept in seen.kept]
