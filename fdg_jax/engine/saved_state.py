@@ -1,4 +1,4 @@
-"""Looks into a saved state of the host loop: what is in flight, and whether the schedule needs exactly this."""
+"""Finds what is in flight in a saved state of the host loop, and checks that it is what the schedule needs."""
 
 import re
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Pre-norm blocks (x + attention(norm(x)), then x + mlp(norm(x))), root-mean-square norms, GELU, no biases, heads of 32
 channels. Weights start as in GPT-2: normal with deviation 0.02, divided by sqrt(2 layers) where a residual branch ends.
-The paper trains no transformers, so there is no split of the authors. Elsewhere, pipelines are often used for them.
+The paper trains no transformers, so the authors give no split. Elsewhere, pipelines are often used for them.
 `transformer<layers>x<width>` gives any size.
 Block numbers: 0 embedding, 1..layers the layers, layers+1 head (norm first).
 

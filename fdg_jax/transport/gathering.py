@@ -126,7 +126,7 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
 
 
 def line(way: socket.socket, until: float) -> bytes:
-    """Receives a line, at most LONGEST bytes. Raises OSError, a TimeoutError if it is not complete at `until`."""
+    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError (an OSError) if time `until` is over."""
     said = b""
     while not said.endswith(b"\n") and len(said) < LONGEST:
         if (left := until - time.monotonic()) <= 0:
