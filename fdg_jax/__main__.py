@@ -1,4 +1,4 @@
-"""The command `python -m fdg_jax`: lists all commands, one line each, what they can be asked for, and a few examples.
+"""The command `python -m fdg_jax`: lists all commands, the names that their flags take, and a few examples.
 
 It imports none of the commands and no JAX, so that it answers at once. Benchmarks and tables are listed only inside the
 repository: they are not part of the installed package.
@@ -53,7 +53,7 @@ def can_run_here(command: str) -> bool:
 
 
 def asked_for() -> dict[str, list[str]]:
-    """By flag: the names that there are, each a file of the package."""
+    """For each flag, the names that it takes; each of these names is a file of the package."""
     return {
         "--method": methods.names(),
         "--correct": corrections.names(),
@@ -86,7 +86,7 @@ def overview() -> str:
 
 @output.forgiving()
 def main(arguments: Sequence[str]) -> int:
-    """Prints the list and returns exit code 0. If a command's name is given, it says what to write instead: code 2."""
+    """Prints the list and returns exit code 0. Given a command's name, prints how to start that command; returns 2."""
     if arguments and arguments[0] not in ("-h", "--help"):
         known = {command.rpartition(".")[2]: command for group in COMMANDS.values() for command in group}
         name = arguments[0]

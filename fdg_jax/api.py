@@ -42,40 +42,43 @@ ENGINES: dict[str, Callable[[Problem], Engine]] = {
 class Pipeline:
     """A network cut into stages k = 1..K, trained by one of the paper's methods.
 
-    stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and keys
-        for "dropout" and other random streams are handled where a module has them. With `split`, the blocks of a
-        network, any number of them. docs/own-modules.md says what else modules may do.
-    split: cuts the blocks into K stages when shapes are known, in init: "balanced" by FLOPs, "measured" by block times
-        on this device, "even", or the first blocks of stages 2..K, as the flag --split. K: by default as many as there
-        are `devices`, or as the block numbers say. First weights then depend on init's key alone, not on K.
+    stages: Flax (linen) modules. The output of stage k is the input of stage k+1. A `train` argument, batch statistics
+        and keys for "dropout" and other random streams are handled where a module has them. With `split`, these are
+        the blocks of a network, any number of them. docs/own-modules.md says what else modules may do.
+    split: cuts the blocks into K stages in init, when shapes are known: "balanced" by FLOPs, "measured" by block times
+        on this device, "even", or the first blocks of stages 2..K, as the flag --split. K: the number of stages; by
+        default the number of `devices`, or the number that the first blocks give. With `split`, the initial weights
+        depend on init's key alone, not on K.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
-        numbers `Metrics.metrics` and `evaluate` give back. What modules sow as "losses" is minimised beside it.
-    optimizer: an optax chain; each stage gets its own state of it, after the shrink by beta**(K-k) (Eq. 17). Or a list
-        of chains, one a stage, or a function k -> chain. Each sees the gradients of its own stage only: so
-        optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient. For a whole network whose
-        stages have gradients of about the same length, c / sqrt(K) is the nearest thing.
+        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well.
+    optimizer: an optax chain. Each stage has its own state of it, and gives it gradients that are already shrunk by
+        beta**(K-k) (Eq. 17). Or a list of chains, one a stage, or a function k -> chain. Each chain sees the gradients
+        of its own stage only, so optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient.
+        To approximate clipping of the whole network at c, use c / sqrt(K), if the stages' gradients have about the
+        same norm.
     correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
         arguments here; a `CorrectionSpec` of your own; or several, as "rate,cosine" or a list of names and specs.
-        Shrinking by beta is one of these files, and comes first unless the one asked for takes beta. Before Adam, Muon
-        and others that divide a gradient by its size beta cancels: init warns where three steps of the optimizer show
-        it.
-    learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
+        Shrinking by beta is one of these files; it comes first, unless the chosen correction takes beta itself. Adam,
+        Muon and others divide a gradient by its size, so that beta cancels; init warns where three steps of the
+        optimizer show this.
+    learning_rate, momentum: those of the optimizer, for corrections that need them: an optax chain does not show them.
     method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
-    devices: one per stage, or one for the delay line; default accelerators, else emulated CPU devices.
+    devices: one per stage, or one for the delay line; by default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
-    dtype: "float32" (arrays are left as they are) or "bfloat16": kernels and activations are computed with in bfloat16,
-        everything that is remembered, and the loss, in float32 (fdg_jax.stage.precision). Flax layers need `dtype` too.
+    dtype: "float32" (arrays are left as they are) or "bfloat16": modules compute with kernels and activations in
+        bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stage.precision). Flax
+        layers need `dtype` too.
     remat: stages whose backward pass computes the activations again, so that a stash keeps only the input: "none",
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
-    guard: make no update by a loss or a gradient with a NaN or an infinity, and keep no running statistics with one;
-        `Metrics.bad` tells of the updates. Weights and moments stay as they are; schedules count such an update, too.
-    gradient_norms: measure the norm of every stage's gradient; `Metrics.gradient_norms` tells it.
-    read_behind: dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
+    guard: skip an update whose loss or gradient has a NaN or an infinity, and keep no running statistics with one;
+        `Metrics.bad` reports skipped updates. They leave weights and moments as they are; schedules count them, too.
+    gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
+    read_behind: the most dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
     Raises BadInput with the fact, the numbers and the way out. One thread at a time may call step, train, drain, state
-    and restore. A pipeline cannot be copied or pickled: state() and restore() do that.
+    and restore. A pipeline cannot be copied or pickled: use state() and restore() instead.
     """
 
     def __init__(
@@ -129,8 +132,8 @@ class Pipeline:
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches). Each is a
         tree; labels may be `fdg_jax.Weighted`. A batch may also be a dictionary {"inputs", "labels"} and "weights".
-        variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage, or one for the whole network where
-        the stages are its blocks (`export`); they are copied.
+        variables: one Flax dictionary {"params": ..., "batch_stats": ...} per stage, or one for the whole network (as
+        from `export`) where the stages are blocks of one; they are copied.
         """
         given = self._configuration
         specs, example = given.specs(key, as_pair(example_batch), variables)
@@ -151,7 +154,7 @@ class Pipeline:
         return f"Pipeline(method={self.method.name!r}, K={self.K}, stages=[{stages}], devices=[{devices}])"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What copy.copy, copy.deepcopy and pickle ask for."""
+        """Refuses copy.copy, copy.deepcopy and pickle, which call this."""
         way_out = "Make a second one with the same arguments, call its init, and then second.restore(first.state())."
         raise BadInput(f"a pipeline cannot be copied or pickled: it holds devices and compiled programs. {way_out}")
 
@@ -162,13 +165,13 @@ class Pipeline:
         return self._engine
 
     def step(self, batch: Batch) -> Metrics | None:
-        """Enters one batch (inputs, labels). Dispatches, and waits only where `read_behind` losses are unread.
+        """Enters one batch (inputs, labels). It only dispatches, and waits only while `read_behind` losses are unread.
 
-        Returns the newest finished Metrics, None before any.
+        Returns the newest finished Metrics, None before the first.
 
-        NumPy arrays are copied and may be used again at once. JAX arrays are not: they must not be donated or deleted
-        before the batch has updated every stage. Where this raises before the batch has entered, nothing has changed;
-        where it is cut off later, `interrupted` becomes True.
+        NumPy arrays are copied and may be used again at once. JAX arrays are not copied: they must not be donated or
+        deleted before the batch has updated every stage. If this raises before the batch has entered, nothing has
+        changed; if it is cut off later, `interrupted` becomes True.
         """
         engine, (inputs, labels) = self.engine, self._checked(as_pair(batch))
         with self._guard:
@@ -177,7 +180,7 @@ class Pipeline:
             return engine.losses.newest()
 
     def _checked(self, batch: tuple[Tree, Tree]) -> Sequence[Tree]:
-        """A batch that fits, its NumPy arrays copied. NumPy arrays like those of an earlier batch are not checked."""
+        """Checks a batch and copies its NumPy arrays. Shapes and dtypes of NumPy arrays are checked once only."""
         leaves, structure = jax.tree.flatten(batch)
         kinds = structure, *[(leaf.shape, leaf.dtype) if type(leaf) is np.ndarray else object() for leaf in leaves]
         if kinds not in self._checked_kinds:
@@ -187,10 +190,10 @@ class Pipeline:
         return structure.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
-        """Enters W batches: rows of indices [W, batch] into images [N, ...], or whatever the examples
-        are, and labels [N, ...].
+        """Enters W batches: each row of indices [W, batch] selects from images [N, ...], or other examples, and from
+        labels [N, ...].
 
-        The pipeline makes W steps; the delay line one dispatch, with images and labels resident on its device.
+        The pipeline makes W steps. The delay line makes one dispatch, with images and labels resident on its device.
         """
         engine = self.engine
         if shapes := check_indices(self._example, images, labels, indices):
@@ -206,20 +209,20 @@ class Pipeline:
         return self._configuration.stages
 
     def about(self) -> dict[str, Any]:
-        """What a file says of the pipeline that it was written by."""
+        """The facts about this pipeline that a file of its weights or state records."""
         modules = [type(module).__name__ for module in self.modules]
         return {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
 
     @property
     def interrupted(self) -> bool:
-        """Whether a call was cut off within a tick, by Ctrl-C or an error, or is within one now. Then the stages do not
-        stand at the same batch: step, train, drain, state, snapshot and evaluate refuse, restore and init help."""
+        """Whether a call was cut off within a tick, by Ctrl-C or an error, or is within a tick now. Then the stages are
+        at different batches, and step, train, drain, state, snapshot and evaluate refuse. Call restore or init."""
         return self._engine is not None and self._engine.within_tick
 
     def losses(self, wait: bool = False) -> list[Metrics]:
-        """Metrics finished since the last call, in order; `wait` reads those still under way too.
+        """Metrics finished since the last call, in order; with `wait`, also those still being computed.
 
-        Of a caller who does not ask, the newest 100,000 are kept.
+        At most the newest 100,000 are kept between calls.
         """
         engine = self.engine
         if wait:
@@ -228,13 +231,13 @@ class Pipeline:
         return engine.losses.take()
 
     def unread(self) -> dict[int, jax.Array]:
-        """Losses under way, which neither `step` nor `losses` has given yet: {number of the batch: its loss [], or
-        that of the first of several [W]}."""
+        """Losses that neither `step` nor `losses` has returned yet: {number of the batch: its loss []}, or, where one
+        dispatch trains W batches, {number of the first: their losses [W]}."""
         return {step: results.losses for step, results in self.engine.losses.pending}
 
     def first_nonfinite(self, batch: Batch, step: int = 0) -> Nonfinite | None:
-        """Where a batch (inputs, labels) is lost, as (k, "weights" | "outputs" | "loss"), in training mode with the
-        weights of now; None where every stage is sound. step: as `preprocess` gets it. Slow, and changes nothing."""
+        """Where a batch (inputs, labels) meets the first NaN or infinity, as (k, "weights" | "outputs" | "loss"), in
+        training mode with the current weights; None if nowhere. step: for `preprocess`. Slow, and changes nothing."""
         inputs, labels = copy_arrays(tuple(as_pair(batch)))
         return self.engine.first_nonfinite(inputs, labels, step)
 
@@ -246,29 +249,29 @@ class Pipeline:
             engine.drain()
 
     def wait(self) -> None:
-        """Blocks until everything dispatched has been computed (for clocks, not for correctness)."""
+        """Blocks until everything dispatched has been computed. Only measurements of time need this."""
         self.engine.wait()
 
     def refused(self) -> tuple[int, ...]:
-        """Of a guarded pipeline, per stage the number of the first update that was refused, 0 if none. Waits for what
-        has been dispatched: `Metrics.bad` tells the same without waiting, but not of updates after the last loss."""
+        """For each stage of a guarded pipeline, the number of the first skipped update, 0 if none. Waits for everything
+        dispatched. `Metrics.bad` has the same without waiting, except for updates after the last loss."""
         return tuple(map(int, jax.device_get(self.engine.bad())))
 
     def gradient_norms(self) -> tuple[float, ...]:
-        """Of a pipeline with gradient_norms=True, per stage the norm of the gradient that it was last updated by, 0
-        before the first; () of others. Waits for what has been dispatched: `Metrics.gradient_norms` tells the same
-        without waiting, but not of updates after the last loss, such as those of `drain`."""
+        """For each stage, the norm of the gradient of its last update, 0 before the first; () unless the pipeline has
+        gradient_norms=True. Waits for everything dispatched. `Metrics.gradient_norms` has the same without waiting,
+        except for updates after the last loss, such as those of `drain`."""
         return tuple(map(float, jax.device_get(self.engine.norms())))
 
     def watch(self) -> UnfinishedOperations:
-        """What is under way, for a thread that looks after it: operations dispatched from now on and not finished."""
+        """The unfinished operations among those dispatched from now on, for a thread that monitors them."""
         return self.engine.watch()
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
-        """Test loss, top-1 error and the loss's metrics with the newest weights, batches in flight or not.
+        """Test loss, top-1 error and the loss's metrics with the newest weights. Batches may be in flight.
 
-        batches of (inputs, labels); transform (traced) takes the inputs to what stage 1 takes. What a module writes
-        into a collection of its own is dropped.
+        batches: (inputs, labels) each. transform: maps the inputs to those of stage 1; it is traced. What a module
+        writes into a collection of its own is dropped.
         """
         engine = self.engine
         self._guard.check_whole()
@@ -276,7 +279,7 @@ class Pipeline:
 
     @property
     def staleness(self) -> list[int]:
-        """Per stage, the most updates between a batch's forward pass and its update: measured, not computed."""
+        """Per stage, the most updates between a batch's forward pass and its update, as measured in this run."""
         return self.engine.staleness()
 
     @property
@@ -286,12 +289,12 @@ class Pipeline:
 
     @property
     def parameter_count(self) -> int:
-        """Of the network: what a method adds to it is counted by `auxiliary_parameter_count`."""
+        """The number of the network's parameters. `auxiliary_parameter_count` counts what a method adds."""
         return sum(self.parameter_counts)
 
     @property
     def parameter_counts(self) -> list[int]:
-        """The same per stage k = 1..K."""
+        """The number of the network's parameters in each stage k = 1..K."""
         assert self.engine
         return list(self._parameter_counts)
 
@@ -305,7 +308,8 @@ class Pipeline:
         """Per stage k = 1..K the Flax variables {"params": ..., "batch_stats": ...}, each on its stage's device.
 
         `export` gives them as NumPy arrays, which any program on any device can use together. With
-        optax.contrib.schedule_free these are the weights for evaluation, here and wherever weights are given away.
+        optax.contrib.schedule_free, this and every other method that returns or saves weights gives those for
+        evaluation.
         """
         return self.engine.stage_variables()
 
@@ -313,17 +317,17 @@ class Pipeline:
     def cuts(self) -> tuple[int, ...] | None:
         """The number of the first block of stages 2..K; None where stages are modules of their own.
 
-        Where `split=` cuts, it is known from `init` on.
+        With `split=` it is known after `init`.
         """
         return splits.cuts_of(self.modules)
 
     def parameters_sha256(self) -> str:
-        """sha256 over the bytes of all parameters, sorted by (key path, k): where stages have distinct names, as the
-        experiments' have, the order is that of the whole network and does not depend on K."""
+        """sha256 over the bytes of all parameters, sorted by (key path, k). If no two stages share a name, as in the
+        experiments, the order is that of the whole network and does not depend on K."""
         return states.parameters_sha256([stage["params"] for stage in self.params])
 
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None) -> Tree:
-        """What stage K gives for inputs, with the newest weights, batches in flight or not, in evaluation mode.
+        """The output of stage K for inputs, in evaluation mode with the newest weights. Batches may be in flight.
 
         It waits for the result. A program is compiled for every new shape, so give batches of one size. In
         several processes all of them call it, and all get the result.
@@ -331,7 +335,7 @@ class Pipeline:
         Arguments:
             inputs: a tree of arrays [n, ...] like those in training, for any n from 1; their other axes may have other
                 lengths, too.
-            transform: (traced) takes the inputs to what stage 1 takes, as in `evaluate`; then they may be anything.
+            transform: maps the inputs to those of stage 1, as in `evaluate`; with it, any inputs are allowed.
                 `preprocess` is for training and is not used.
 
         Returns: a tree of NumPy arrays [n, ...].
@@ -354,14 +358,14 @@ class Pipeline:
         """The weights and statistics as NumPy arrays: for plain Flax, or for `init(..., variables=...)`.
 
         Arguments:
-            whole: one dictionary for the uncut network, where the stages are blocks of one: cut by `split=`, or by
-                fdg_jax.split.stages. It belongs to `fdg_jax.split.whole(blocks)`, whatever the cut was.
+            whole: return one dictionary for the uncut network `fdg_jax.split.whole(blocks)`, whatever the cut was. The
+                stages must have been cut by `split=` or by fdg_jax.split.stages.
 
         Returns: for each stage k = 1..K {"params": ..., "batch_stats": ...}, for `modules[k-1].apply`; or one such
         dictionary.
 
         Raises:
-            BadInput: `whole` is asked for, and the stages are modules of their own.
+            BadInput: `whole` is True, and the stages were not cut from one network.
 
         Example: `fdg_jax.split.whole(blocks).apply(pipeline.export(whole=True), x, train=False)`
         """
@@ -391,9 +395,9 @@ class Pipeline:
             weights.save(path, state, variables, about)
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may
-        read while training goes on. In a pipeline of several processes it waits for all of them; unless `own`, which
-        gives only what this process has, and what all have together is the state."""
+        """What `state` returns, without waiting: the arrays may not be computed yet, and a thread may read them
+        while training goes on. In several processes it waits for all of them. With `own` it does not: it returns only
+        this process's part of the state."""
         engine = self.engine
         with self._guard:
             return engine.snapshot(own)
@@ -409,10 +413,9 @@ class Pipeline:
     def restore(self, state: Mapping[str, Any], finite: bool = True) -> None:
         """Goes on exactly where `state()` was taken. Call init first, with the same stages and method.
 
-        All or nothing: a state that does not fit, is not whole, or (unless `finite` is False) holds a NaN or an
-        infinity among its weights, statistics or the optimizer's arrays is refused, and nothing has changed. The arrays
-        are copied. Beta, the correction's options and the optimizer's settings are the pipeline's own: no state has
-        them.
+        A state is refused if it does not fit, is incomplete, or (unless `finite` is False) has a NaN or an infinity
+        among its weights, statistics or the optimizer's arrays. Then nothing has changed. The arrays are copied. Beta,
+        the correction's options and the optimizer's settings stay the pipeline's own: a state does not hold them.
         """
         engine = self.engine
         state = check_state(state)

@@ -5,8 +5,8 @@ The cotangent of an integer has the dtype float0 and no content; it becomes an a
 
 An array's name is its path in its tree, `params/block000/conv/kernel`. A slash within a key is written as %2F, and a
 percent sign as %25. A second dictionary says what names do not show: tuples, lists, None, whole numbers as keys, and
-empty containers. Other containers have a class of their own (`flax.struct` and the like), and no file holds code: they
-come back as dictionaries of their fields. Boxes of Flax (`nn.Partitioned`) come back as the arrays in them.
+empty containers. Containers of another class (`flax.struct` and the like) come back as dictionaries of their fields,
+because no file holds code. Flax's boxes (`nn.Partitioned`) come back as the arrays in them.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,19 +33,19 @@ MAKERS: dict[str, Callable[[dict[str, Tree]], Tree]] = {
 
 
 def is_key(array: Any) -> bool:
-    """Whether an array, or a shape with dtype, is of new-style random keys."""
+    """Whether an array, or a shape with a dtype, holds new-style random keys."""
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def plain(leaf: Any) -> Any:
-    """Converts a leaf of a state into what is stored. What is already numbers, or no array, is returned unchanged."""
+    """Converts a leaf of a state into what is stored. Arrays of numbers, and what is no array, do not change."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX has a class of its own for these
         return np.zeros(leaf.shape, np.bool_)
     return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else native(leaf)
 
 
 def native(leaf: Any) -> Any:
-    """An array in the byte order of this machine, as JAX takes no other (FITS files have). Else unchanged."""
+    """A NumPy array in this machine's byte order, the only one that JAX takes. Other values are returned unchanged."""
     other = isinstance(leaf, np.ndarray) and not leaf.dtype.isnative
     return leaf.astype(leaf.dtype.newbyteorder("=")) if other else leaf
 
@@ -104,9 +104,10 @@ def shown(leaf: Any) -> str:
 
 
 def flattened(tree: Tree, name: str = "") -> tuple[dict[str, Any], dict[str, str]]:
-    """({name: array}, {name: kind of container}). Only containers that names do not show have a kind, of `MAKERS`.
+    """Flattens a tree into ({name: array}, {name: kind of container}).
 
-    The arrays are in the order of jax.tree.leaves. name: of the tree; its parts begin with it and a slash.
+    Kinds are the keys of `MAKERS`. Only containers that names do not show have one. The arrays are in the order of
+    jax.tree.leaves. name: of the tree; the names of its parts begin with it and a slash.
     """
     below = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     if below and not below[0][0]:  # no container
@@ -136,9 +137,9 @@ def kind_of(tree: Tree, empty: bool) -> str:
 
 
 def unflattened(path: Any, arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Tree]:
-    """The inverse of `flattened`, of a dictionary that is read from the file at this path.
+    """The inverse of `flattened`, for a dictionary that is read from the file at this path.
 
-    Raises BadInput if there is none with these names and kinds: somebody made them up.
+    Raises BadInput if no tree has these names and kinds: the file is damaged, or somebody made it up.
     """
 
     def made(part: Tree, keys: tuple[str, ...]) -> Tree:

@@ -1,9 +1,9 @@
 """How long each block of a network takes on this device: what `--split measured` and `Pipeline(split=)` balance.
 
-A block's forward pass, backward pass and update are three programs, as in a stage. Blocks that are alike are measured
-once, and all kinds take turns, so that what disturbs the machine meets them alike; a block's time is the median of its
-turns. On a CPU it is the processor time of this process, which neither other processes nor other stages lengthen; where
-several cores work on one block, threads that wait for work are counted too. Augmentation (stage 1) and the loss
+A block's forward pass, backward pass and update are three programs, as in a stage. Equal blocks are measured once.
+Different blocks take turns, so that a disturbance of the machine affects all of them; a block's time is the median of
+its turns. On a CPU it is the processor time of this process, which neither other processes nor other stages lengthen.
+Where several cores work on one block, threads that wait for work are counted too. Augmentation (stage 1) and the loss
 (stage K) are left out.
 
 Measured times are kept in the user's cache directory, for exactly these programs, device and versions.
@@ -38,7 +38,7 @@ Step = Callable[[], float]
 
 
 def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float]:
-    """Seconds of each block for a batch x [b, ...] of block 0: known from before, or measured now and kept."""
+    """Seconds of each block for a batch x [b, ...] at block 0: read from the cache, or measured and stored there."""
     case = conditions(blocks, x, device)
     found = kept_times.load(WHAT, case, len(blocks))
     if found is None:
@@ -63,7 +63,7 @@ def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, r
 
 class Programs(NamedTuple):
     """What a stage would run for a block: forward(params, extra, x, None), backward(closure, params, x, dy) and
-    update(params, momentum, grads); the shapes of their arguments, and of what the block gives."""
+    update(params, momentum, grads); and the shapes of their arguments and of the block's output."""
 
     forward: Callable
     backward: Callable
@@ -76,7 +76,7 @@ class Programs(NamedTuple):
 
 
 def programs_of(block: nn.Module, x: Any, first: bool) -> Programs:
-    """first: it is block 0, whose input needs no gradient."""
+    """first: whether it is block 0, whose input needs no gradient."""
     seen = trace_module(block, functions.DEFAULT_COMPUTE, x)
     made, rule = functions.functions(block, compute=seen.compute), UpdateRule(recipe.paper_sgd(0.1))
     momentum = jax.eval_shape(rule.optimizer.init, seen.params)
@@ -91,14 +91,14 @@ def programs_of(block: nn.Module, x: Any, first: bool) -> Programs:
 
 
 def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]:
-    """(a function that runs the block once and says how long that took, what the block gives).
+    """Compiles a block's programs. first: whether it is block 0, whose input needs no gradient.
 
-    first: it is block 0, whose input needs no gradient.
+    Returns: (a function that runs the block once and returns the seconds, the shape of the block's output).
     """
     clock = time.process_time if device.platform == "cpu" else time.perf_counter
     random = np.random.default_rng(0)
 
-    def numbers(shape: Any) -> jax.Array:  # any will do, and these compile nothing; integers become 0
+    def numbers(shape: Any) -> jax.Array:  # any will do; NumPy's need no compiling; integers become 0
         return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
 
     found = programs_of(block, x, first)
@@ -120,7 +120,7 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
 
 
 def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
-    """A hash of each block's programs as XLA gets them: of blocks of one name and another computation it differs."""
+    """A hash of each block's programs as XLA gets them. Other computations under the same name have other hashes."""
 
     def find(block: nn.Module, x: Any, first: bool) -> tuple[str, Any]:
         found = programs_of(block, x, first)
@@ -132,7 +132,7 @@ def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
 
 
 def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> dict[str, Any]:
-    """All that a measurement depends on, as it stands in its file."""
+    """All that a measurement depends on, as stored with it in the cache."""
     where = {"processor": facts.processor_name(), "cores": facts.usable_cores()}
     where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
     named = [module.__file__ for module in (convolution, layers, functions, recipe, programs)]

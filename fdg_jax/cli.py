@@ -1,4 +1,4 @@
-"""From the words of a command line, and a file of options, to a `Config`."""
+"""Makes a `Config` from the words of a command line and a file of options."""
 
 import argparse
 import os
@@ -35,21 +35,21 @@ class Program(NamedTuple):
 
     command: str  # python -m ...
     trains: str = "a residual network on CIFAR-10"
-    datasets: tuple[str, ...] = ()  # that it takes; (): all that are held in memory
+    datasets: tuple[str, ...] = ()  # the data sets that it takes; (): all that are held in memory
     defaults: Mapping[str, Any] = {}  # option -> its default
     help: Mapping[str, str] = {}  # option -> its help text
 
     def started(self, processes: int) -> str:
-        """The command that starts it in so many processes on one host."""
+        """The words that start this command in so many processes on one host."""
         if processes == 1:
             return self.command
         return f"python -m fdg_jax.launch --processes {processes} -- {self.command.removeprefix('python ')}"
 
 
 class CommandLine(NamedTuple):
-    """What a command line says: the options of the run, how the process joins others, which of both are given, and the
-    flags about this start. places: where in --config FILE an option stands, if it does not stand on the command line.
-    line: the options on the command line, file: those of the file.
+    """A parsed command line: the options of the run, the options for joining other processes, the given names in both,
+    and the flags for this start. places: where in --config FILE an option stands, if it does not stand on the command
+    line. line: the options on the command line. file: the options in the file.
     """
 
     options: Config
@@ -62,7 +62,7 @@ class CommandLine(NamedTuple):
     file: Found = config_file.NOTHING
 
     def explained(self, error: Exception) -> str:
-        """The message of a refusal. Where it names an option of the file, the line is added."""
+        """The message of a refusal. If it names an option that stands in the file, the line in the file is added."""
         named = [flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", str(error))]
         named = [self.places[name] for name in named if name in self.places and name not in self.start.swept]
         return f"{error} ({named[0]})" if named else str(error)
@@ -75,9 +75,9 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Config, fro
         arguments: the words after the command's name.
         program: the command; a name stands for one with the usual defaults.
 
-    Returns: (options, names of those that are given).
+    Returns: (options, names of the given options).
 
-    Raises: BadInput for whatever is wrong, a method's or correction's file that cannot be used included.
+    Raises: BadInput if anything is wrong, including a method's or correction's file that cannot be used.
     """
     found = read(arguments, program)
     return found.options, found.given
@@ -90,7 +90,7 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
         raise config.UNREADABLE
     refuse_retired(arguments)
     own_files.load_named(arguments)
-    if "--help-all" in arguments:  # whatever else is wrong
+    if "--help-all" in arguments:  # even if other words are wrong
         parser(program).parse_args(["--help"])
     if "-h" in arguments or "--help" in arguments:
         short_parser(program).parse_args(["--help"])
@@ -113,18 +113,18 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
 
 
 def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
-    """The options of a file under those that are given, without what the file has because of another method or so."""
+    """The options of the file, without those of `of_another`, and of the command line (`given`), which goes first."""
     return {**{name: value for name, value in file.options.items() if not of_another(name, given, file)}, **given}
 
 
 def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Config, frozenset[str]]:
-    """(options, names of those that are given) of a command line and a file, in the one spelling that a run keeps, as
-    --resume compares them."""
+    """(options, names of the given options) from a command line and a file. Other spellings of a method or correction
+    are replaced by one, because --resume compares options."""
     said = of_run(given, file)
     found = chosen(program.defaults, said)
-    if found.get("weights") != "current":  # which the other name of a method is refused with
+    if found.get("weights") != "current":  # with it, a method's other name is refused later
         found |= {"method": methods.ALIASES[name]} if (name := found.get("method")) in methods.ALIASES else {}
-    if "correct" in found:  # "rate, cosine" is another text for the same
+    if "correct" in found:  # "rate, cosine" is another spelling of "rate,cosine"
         found["correct"] = ",".join(corrections.split_names(found["correct"]))
     return Config(**found), frozenset(given) | (file.given & said.keys())
 
@@ -145,7 +145,7 @@ def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
 
 
 def parser(program: Program) -> Parser:
-    """Reads every flag into the option of its name; flags that were not given leave nothing behind."""
+    """A parser that reads every flag into the option of its name. The result lacks flags that are not given."""
     made = empty_parser(program)
     for group, about in GROUPS.items():
         box = made.add_argument_group(title(group), about)
@@ -155,7 +155,7 @@ def parser(program: Program) -> Parser:
 
 
 def short_parser(program: Program) -> Parser:
-    """Prints the flags that most people need."""
+    """A parser for --help, with only the flags that most people need."""
     made = empty_parser(program)
     flags = all_flags()
     box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(flags)} by group.")
@@ -165,7 +165,7 @@ def short_parser(program: Program) -> Parser:
 
 
 def empty_parser(program: Program) -> Parser:
-    """A parser with what stands before and behind the flags."""
+    """A parser with the texts before and after the flags, and no flags yet."""
     return Parser(
         prog=program.command,
         usage="%(prog)s [-h] [--help-all] [OPTIONS]",
@@ -176,7 +176,7 @@ def empty_parser(program: Program) -> Parser:
 
 
 def title(group: str) -> str:
-    """What a group of flags is called."""
+    """The title of a group of flags in --help."""
     own = {"fdg": "FDG options", "others": "options of other methods", "processes": "several processes"}
     return own.get(group, f"{group} options")
 
@@ -220,14 +220,14 @@ def default_of(option: Option, program: Program) -> Any:
 
 
 def explained(option: Option, program: Program) -> str:
-    """What an option does, and its default."""
+    """The help text of an option, with its default."""
     default, text = default_of(option, program), listed(program.help.get(option.name, option.help), program)
     shown = "none" if default is None else "off" if default is False and option.name in OF_START else default
     return f"{text} (default: {option.shown or shown})"
 
 
 class Joined(argparse.Action):
-    """Several files as one value, as PATH has several folders: an option is one text in config.json."""
+    """Joins several files into one value, as PATH joins folders: config.json holds an option as one text."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         for name in values or ():
@@ -246,14 +246,14 @@ def auto(word: str) -> str:
 
 
 def metavar(option: Option) -> str:
-    """What stands for a flag's value in --help."""
+    """The placeholder of a flag's value in --help."""
     if several := choices(option.kind):
         return f"{{{','.join(several)}}}"
     return option.metavar or parts(option.kind)[0].__name__.upper()
 
 
 def listed(text: str, program: Program) -> str:
-    """A help text with the names of all methods, corrections, models or data sets where it has a place for them."""
+    """A help text whose {methods}, {corrections}, {models}, {datasets} and {optimizers} are replaced by their names."""
     changed = (
         f"{name} ({', '.join(f'{spelled(option)} {value}' for option, value in own.items())})"
         for name, own in OF_OPTIMIZER.items() if own

@@ -1,4 +1,4 @@
-"""The configuration of a training: all options, joined by those that files of methods, corrections and models declare.
+"""The configuration of a training: all options, also those that files of methods, corrections and models declare.
 
 The command line (fdg_jax.cli), files of options, `fdg_jax.Pipeline` and readers of config.json take them from here.
 """
@@ -27,7 +27,7 @@ IN_SUMMARY = (
     *("test_error_percent", "updates", "final_parameters_sha256", "final_state_sha256", "stage_parameters", "drained"),
     *("sessions", "tokens_per_second", "test_bits_per_byte"),
 )
-# Options that were added with defaults that mean what runs did before: a config.json may lack them.
+# Options that were added later; their defaults mean what runs did before. An older config.json lacks them.
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
     *("hold_out", "init_from"),
@@ -42,10 +42,10 @@ def declared(
     Arguments:
         folder: of methods, corrections or models.
         options_of: the name of a file -> its options by name.
-        taken: names that none of them can have.
+        taken: names that no such option can have.
 
-    Returns: (name -> option, with the files that declare it; the first thing that is wrong with a file, which is then
-    left out).
+    Returns: (name -> option, with the files that declare it; the first error in a file, or None). A file with an error
+    is left out.
     """
     found: dict[str, Option] = {}
     wrong = None
@@ -85,7 +85,7 @@ OF_CORRECTIONS, wrong_correction = declared(
     corrections.FOLDER, lambda name: corrections.find(name).declared, TAKEN | OF_METHODS.keys()
 )
 OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METHODS.keys() | OF_CORRECTIONS.keys())
-# What is wrong with a file. A command says it and ends; in Python only what stands in that file is affected.
+# The error in a method's, correction's or model's file. A command reports it and ends; in Python the others still work.
 UNREADABLE = wrong_method or wrong_correction or wrong_model
 
 
@@ -99,7 +99,7 @@ def grouped() -> dict[str, Option]:
 
 
 JOINED = grouped()
-# By group, as --help lists them; within a group first what all runs have.
+# In the order of --help: by group, and within a group the options that all runs have come first.
 FIELDS = {
     name: each for group in GROUPS for name, each in {**COMMON, **JOINED}.items() if each.group == group
 }
@@ -141,23 +141,23 @@ def join(folder: Folder, file: str, own: Mapping[str, Option], known: dict[str, 
 
 
 def values(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """The options of these names, such as those that a file declares."""
+    """The values of the options with these names, such as those that a file declares."""
     return {name: getattr(config, name) for name in names}
 
 
 def model_options(config: Config) -> dict[str, Any]:
-    """What the model's file declares. Raises BadInput where there is no such model."""
+    """The values of the options that the model's file declares. Raises BadInput where there is no such model."""
     return values(config, models.declared(config.model))
 
 
 def corrected_by(config: Mapping[str, Any]) -> list[str]:
-    """The names of the corrections of a run, by its config.json."""
+    """The names of a run's corrections, from its config.json."""
     return corrections.split_names(config["correct"])
 
 
 def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a config.json may lack, at their defaults: files of other methods, corrections or models, which
-    declare them, were added since that run began; so were `ADDED`."""
+    """The defaults of options that an older config.json may lack: those of `ADDED`, and those that files of other
+    methods, corrections or models declare, which may have been added since that run began."""
     found = {name: FIELDS[name].default for name in (*ADDED, *OF_MODELS)}
     for options, chosen in ((OF_METHODS, stored.get("method")), (OF_CORRECTIONS, stored.get("correct"))):
         names = {*corrections.split_names(chosen)}
@@ -166,15 +166,15 @@ def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunLength(NamedTuple):
-    """In batches. An epoch's last, smaller batch counts as one."""
+    """The length of a run in batches. An epoch's last, smaller batch counts as one."""
 
     per_epoch: int
     all_epochs: int  # the learning-rate schedule follows this
-    end: int  # after which the run ends: --steps may end it earlier
+    end: int  # where the run ends: --steps may end it before all_epochs
 
 
 def run_length(examples: int, batch_size: int, epochs: int, steps: int | None = None) -> RunLength:
-    """How many batches a run has. examples: of the training set. steps: after which it ends at the latest."""
+    """How many batches a run has. examples: of the training set. steps: the most batches; None: no such limit."""
     per_epoch = math.ceil(examples / batch_size)
     all_epochs = epochs * per_epoch
     return RunLength(per_epoch, all_epochs, min(all_epochs, steps or all_epochs))

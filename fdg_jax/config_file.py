@@ -1,7 +1,7 @@
 """Options from a file: `--config FILE` in TOML, YAML or JSON, by the names that they have in config.json.
 
-A YAML value without quotes is read as the command line would read it. YAML's own rules would make True of `warmup: on`
-and a text of `learning_rate: 1e-3`.
+A YAML value without quotes is read as the command line would read it. YAML's own rules would turn `warmup: on` into
+True and `learning_rate: 1e-3` into a text.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from fdg_jax.errors import BadInput, did_you_mean, first_line, reason
 from fdg_jax.options.common import RETIRED
 from fdg_jax.options.fields import LARGEST, Option, described, fits, from_word, spelled
 
-FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # of config.json, which are no options
+FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # entries of config.json that are no options
 OF_ITS_RUN = frozenset(("run_dir", *RETIRED))
-LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size")  # a run settles them if nobody does
+LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size")  # by default, a run chooses them
 YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULLS = ("", "~", "null", "none")
 MOST_BYTES = 2**20  # of a file that a person writes
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     """An entry of a file.
 
     line: from 1; None if it is not known.
-    word: whether the value is a text that stands there without quotes, in YAML.
+    word: whether the value is a YAML text without quotes.
     """
 
     key: str
@@ -41,10 +41,11 @@ class Setting(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a file says.
+    """The options in a file.
 
     options: name -> value.
-    given: the names of those that count as given; a run's own config.json has all, those at their defaults included.
+    given: the names of the options that count as given. A run's own config.json holds every option; there, only options
+        that differ from their defaults count.
     places: name -> "FILE, line 7".
     own: whether the file is a run's config.json.
     """
@@ -83,7 +84,7 @@ def read(path: Path) -> Found:
 
 
 def unknown(key: str, name: str) -> str:
-    """What to say of a key that no option has."""
+    """The message about a key that is not the name of an option."""
     if name in RETIRED:
         return RETIRED[name]
     if name in OF_START or name in OF_JOINING:
@@ -118,7 +119,7 @@ def converted(entry: Setting, option: Option, place: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: at most its beginning."""
+    """A value as a message shows it: at most 60 characters."""
     text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else None
     text = text or ("a list" if isinstance(value, list) else "a table" if isinstance(value, dict) else repr(value))
     return text if len(text) <= 60 else f"{text[:60]}..."
@@ -171,7 +172,7 @@ def of_json(content: bytes, path: Path) -> list[Setting]:
 
 
 def of_yaml(content: bytes, path: Path) -> list[Setting]:
-    """Nothing is constructed of YAML's tags and types: values are the texts that stand there."""
+    """YAML's tags and types are ignored: values are the texts in the file."""
     import yaml
 
     try:

@@ -59,8 +59,8 @@ def make_private(folder: Path) -> None:
 
 
 def is_same_folder(path: Path, before: os.stat_result) -> bool:
-    """Whether a path still has the folder of which `before` is os.stat: not deleted, renamed or replaced. False where
-    that cannot be seen."""
+    """Whether the folder at a path is still the one that `before` (its os.stat) describes: not deleted, renamed or
+    replaced. False where os.stat fails."""
     try:
         return os.path.samestat(os.stat(path), before)
     except OSError:
@@ -116,8 +116,8 @@ def temporary_beside(path: Path) -> Path:
 def is_abandoned(left: Path) -> bool:
     """Whether the process that wrote a temporary file has ended.
 
-    It has if it ran on this machine, does not exist and has not written for a minute; or, wherever it ran, if nothing
-    has been written for a day.
+    True if it ran on this machine, no longer exists and has written nothing for a minute; or, wherever it ran, if
+    nothing has been written for a day.
     """
     idle = time.time() - max(file.stat().st_mtime for file in (left, *left.rglob("*")))
     process = re.fullmatch(rf".*\.{host()}-(\d+)-\d+\.tmp", left.name)

@@ -1,10 +1,10 @@
-"""The exception for everything that a user can get wrong, which tells it from a bug; help with error messages."""
+"""The exceptions that tell a user's mistake from a bug, and helpers for error messages."""
 
 import difflib
 import re
 from collections.abc import Iterable
 
-LONGEST = 500  # characters of another message that are quoted: it may quote a whole file
+LONGEST = 500  # characters that we quote of another message, which may itself quote a whole file
 
 
 class BadInput(ValueError):
@@ -12,27 +12,27 @@ class BadInput(ValueError):
 
 
 class Unreadable(BadInput):
-    """A file cannot be read at the moment, so whether it is intact is not known."""
+    """A file cannot be read at the moment, so it is not known whether it is intact."""
 
 
 class Damaged(BadInput):
-    """An image or a text cannot be read, or an image not be decoded; the message names the file. A run may meet it
-    after hours: it ends with a checkpoint then."""
+    """An image or a text cannot be read or decoded; the message names the file. A run that meets such a file ends
+    with a checkpoint."""
 
 
 class NoEffect(UserWarning):
-    """Something that was asked for does nothing here, or nearly nothing."""
+    """An option has no effect here, or nearly none."""
 
 
 class ScheduleError(AssertionError):
-    """A schedule uses something that does not exist yet, does something twice, or has not the staleness it declares."""
+    """A schedule uses something that does not exist yet, does something twice, or declares a wrong staleness."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Suggests the nearest known names for one that is not known.
 
-    A name of the same letters goes before names that contain what was written (three or more letters), and these before
-    those that `difflib` calls close. Capitals, hyphens, underscores and dots do not count.
+    It suggests the name of the same letters if there is one, else names that contain what was written (three or more
+    letters), else names that `difflib` finds close. Capitals, hyphens, underscores and dots do not count.
 
     Arguments:
         name: what was written.
@@ -50,7 +50,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, shortened, or else its type: to be quoted in a message of ours."""
+    """The first line of an exception's message, shortened, or else its type, for quoting in another message."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 

@@ -17,7 +17,7 @@ the weights are as they were at that batch, with batches in flight not used, as 
 
 
 def parser(name: str, does: str) -> Parser:
-    """What this command and `export` have in common. name: of the command."""
+    """The parser with the flags that this command and `export` share. name: of the command. does: its description."""
     made = Parser(prog=f"python -m fdg_jax.{name}", description=does, epilog=EPILOG)
     made.add_argument("run", metavar="RUN", help="The run directory, or a file that fdg_jax.export wrote.")
     made.add_argument(
@@ -32,7 +32,7 @@ def parser(name: str, does: str) -> Parser:
 
 
 def trained(given: Namespace) -> Trained:
-    """The weights that a command line names; prints what they are. Raises BadInput."""
+    """Loads the weights that a command line names, and prints which they are. Raises BadInput."""
     compile_cache.enable()
     own_files.TRUSTED.set(given.trust_code)
     which = given.checkpoint

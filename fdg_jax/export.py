@@ -1,8 +1,8 @@
 """The command `python -m fdg_jax.export RUN --to FILE`: a run's weights as one safetensors file for other programs.
 
-The file has the whole network, whatever the run's stages were. Its header names model, data set, options, what the
-network takes, and the sha256 of the parameters. `fdg_jax.load_weights(FILE)` gives the Flax dictionary,
-`fdg_jax.load_run(FILE)` the network with it.
+The file has the whole network, whatever the run's stages were. Its header names the model, the data set, the options,
+the network's inputs, and the sha256 of the parameters. `fdg_jax.load_weights(FILE)` returns the Flax dictionary.
+`fdg_jax.load_run(FILE)` also returns the network.
 """
 
 import os
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_new(file: Path) -> None:
-    """Raises BadInput where a file would be overwritten, or has no folder: before the work."""
+    """Raises BadInput, before any work, if the file exists already or its folder does not."""
     if os.path.lexists(file):
         raise BadInput(f"--to {file} exists already. Choose another name, or remove it.")
     if not file.absolute().parent.is_dir():

@@ -1,21 +1,22 @@
 """The command `python -m fdg_jax.launch`: starts a training in several processes on this machine.
 
 Exit codes: 0 all processes ended with 0; 2 bad input; 130, 143, 129 and 138 stopped by SIGINT, SIGTERM, SIGHUP and
-SIGUSR1; otherwise that of the process that failed first, 128 + n if signal n killed it.
+SIGUSR1; otherwise the exit code of the process that failed first, 128 + n if signal n killed it.
 
-The processes of an attempt start together, and are gone together in a bounded time. A process is first handed SIGTERM,
-then, if it has not ended in time, SIGKILL. A process that fails takes the others with it, since each needs its
-neighbours. Where a process ends as one that was stopped by a signal and has written its checkpoint (exit codes 130,
-143, 129, 138), the others are stopping too, if the program lets all of its processes stop at the same batch. A SIGTERM
-of ours would then be the second one for some of them, which means "at once". So they are let be.
+The processes of an attempt start together, and all of them end within a bounded time. To end a process, the launcher
+sends SIGTERM and then, if the process has not ended in time, SIGKILL. When one process fails, the launcher ends the
+others, since each needs its neighbours. The exit codes 130, 143, 129 and 138 are an exception: a signal stopped the
+process, and it has written its checkpoint. If the program lets all of its processes stop at the same batch, the others
+are stopping, too. The launcher's SIGTERM would be the second one for some of them, which means "at once". So it sends
+SIGTERM only after `--grace` seconds.
 
-Each process is the head of a process group, which has what it starts itself; that is killed when the process has ended.
-The kernel kills the processes when the launcher dies, by kill -9 too (fdg_jax.machine.leash). None is in the terminal's
-foreground: Ctrl-C reaches only the launcher.
+Each process leads a process group, to which everything that it starts belongs; the group is killed when the process has
+ended. The kernel kills the processes when the launcher dies, even by kill -9 (fdg_jax.machine.leash). None is in the
+terminal's foreground: Ctrl-C reaches only the launcher.
 
-What the processes print is handed on in whole lines, each with the number of its process in front. That stops no
-training: lines that nobody can read any more are dropped, and the main thread, which has to end the processes in time,
-never waits long for a reader that has fallen asleep.
+The launcher prints the output of the processes in whole lines, each with the number of its process in front. A slow
+reader stops no training: lines that nobody can read any more are dropped, and the main thread, which has to end the
+processes in time, never waits long for a reader.
 """
 
 import contextlib
@@ -44,11 +45,11 @@ from fdg_jax.options.parser import Parser
 HOST = "127.0.0.1"
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wait doubles each time
 KILL_SECONDS = 5.0  # from SIGTERM to SIGKILL, and from SIGKILL to giving up
-LAST_LINES_SECONDS = 5.0  # in which what the processes printed last has to be read
-PATIENCE_SECONDS = 1.0  # for which the main thread waits for the reader of a sentence
+LAST_LINES_SECONDS = 5.0  # the longest wait until the processes' last output is printed
+PATIENCE_SECONDS = 1.0  # the longest wait of the main thread until a message of its own is read
 STOPPED = {128 + number: number for number in (*IMPATIENT, *PATIENT)}  # exit codes of processes that were stopped
 BAD_INPUT = 2
-LET_BE, ASKED, KILLED, GIVEN_UP = range(4)  # what the processes were handed: nothing, SIGTERM, SIGKILL
+LET_BE, ASKED, KILLED, GIVEN_UP = range(4)  # what was sent to the processes: nothing, SIGTERM, SIGKILL in vain
 
 ABOUT = """\
 Starts a training in several processes on this machine and ends them together.
@@ -91,7 +92,7 @@ def parser() -> Parser:
 def planned(arguments: Sequence[str]) -> Namespace:
     """Reads the command line. --help prints and leaves with SystemExit(0).
 
-    Returns: the flags; words: for Python, without the flags of a process; cores: those of each process.
+    Returns: the flags, with words (for Python, without the flags of a process) and cores (those of each process).
 
     Raises: BadInput for whatever is wrong.
     """
@@ -135,10 +136,11 @@ def wanted_cores(asked: Sequence[int] | None) -> list[int]:
 
 
 def shares(processes: int, among: Sequence[int]) -> tuple[Collection[int], ...]:
-    """The cores of each process: neighbouring ones, in numbers that differ by 1 at most; of too few, one each in turns.
+    """The cores of each process: neighbouring cores, as many for each process as possible, give or take one. If there
+    are fewer cores than processes, each process has one core, and some share it.
 
     Arguments:
-        processes: how many there are. among: the cores; none if processes cannot be pinned.
+        processes: the number of processes. among: the cores; none if processes cannot be pinned.
     """
     if len(among) < processes:
         return tuple(among[index % len(among) :][:1] if among else () for index in range(processes))
@@ -151,8 +153,8 @@ def main(arguments: Sequence[str]) -> int:
     output.open_closed_files()
     try:
         given = planned(arguments)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by a careless parent, it would hide all exit codes
-        # Where stdout and stderr are one file, they take turns, so that their lines stay whole there, too.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent left it ignored, all exit codes would be lost
+        # If stdout and stderr are one file, they share a lock, so that their lines stay whole.
         lock = Lock()
         out, err = Printer(sys.stdout, lock), Printer(sys.stderr, lock if os.path.sameopenfile(1, 2) else Lock())
         found = {core for share in given.cores for core in share}
@@ -255,7 +257,7 @@ class Printer:
 
 
 def lines(pipe: IO[bytes]) -> Iterator[bytes]:
-    r"""The lines that arrive through a pipe, without their ends. \n, \r and \r\n end a line, and so does the end."""
+    r"""The lines that arrive through a pipe, without line ends. A line ends at \n, \r, \r\n or the end of the pipe."""
     rest, last_end = b"", b"\n"
     while arrived := os.read(pipe.fileno(), 2**16):
         *pieces, rest = re.split(rb"([\r\n])", rest + arrived)
@@ -268,15 +270,15 @@ def lines(pipe: IO[bytes]) -> Iterator[bytes]:
 
 
 class SignalEvents(Signals):
-    """As a context: a signal puts minus its number among the events. One that has to be ignored, as under nohup, stays
-    ignored. The end of process 0, 1, ... is the event 0, 1, ..."""
+    """A context in which signal n becomes the event -n. The end of process 0, 1, ... is the event 0, 1, ... A signal
+    that was ignored before, as under nohup, stays ignored."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events = SimpleQueue[int]()
 
     def receive(self, number: int, _frame: object) -> None:
-        self.events.put(-number)  # a SimpleQueue may be put into by what interrupts a `get`
+        self.events.put(-number)  # a signal handler may put into a SimpleQueue while it interrupts a `get`
 
     def within(self, seconds: float | None) -> int | None:
         """The next event; None if none comes in time. seconds: None waits for ever."""
@@ -289,7 +291,7 @@ class SignalEvents(Signals):
 class Ended(NamedTuple):
     """How a process ended.
 
-    code: its exit code, or minus the number of the signal that killed it. stages: those that it computed, in words.
+    code: its exit code, or minus the number of the signal that killed it. stages: which stages it computed, in words.
     """
 
     index: int
@@ -299,7 +301,7 @@ class Ended(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """As shells have it: 128 + n for a signal."""
+        """The exit code that a shell would report: 128 + n for signal n."""
         return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
@@ -316,16 +318,16 @@ def name_of(number: int) -> str:
 
 
 class Group:
-    """As a context: starts the processes; at its end none of them is left.
+    """A context that starts the processes; when it ends, none of them is left.
 
-    `failed` is how the first one that failed ended, or None. `signals` are those that the launcher received.
+    `failed` is how the first process that failed has ended, or None. `signals` are what the launcher received.
 
     Arguments:
         words: for Python, without the flags of a process. coordinator: address and port, where process 0 is to listen.
-        cores: those of each process; () leaves one where it is.
-        grace: seconds for which processes that write a checkpoint are waited for.
-        signals: where events come from and go to.
-        out, err: print what they print.
+        cores: those of each process; () does not pin a process.
+        grace: seconds to wait for processes that write a checkpoint.
+        signals: the queue of events.
+        out, err: print the processes' stdout and stderr.
 
     Raises: OSError if a process cannot be started; then none is left.
     """
@@ -338,7 +340,7 @@ class Group:
         self.stages = stages_of(words, len(cores)) or [""] * len(cores)
         self.running, self.readers = dict[int, subprocess.Popen](), list[Thread]()
         self.signals, self.failed, self.others_stopped = list[int](), None, False
-        self.spoilt: list[Ended] = []  # those that ended otherwise than a signal makes them end
+        self.spoilt: list[Ended] = []  # processes that failed after the launcher received a signal
         self.handed, self.deadline = LET_BE, math.inf
         common = [*words, "--coordinator", coordinator, "--processes", str(len(cores)), "--process-id"]
         try:
@@ -349,7 +351,7 @@ class Group:
             raise
 
     def start(self, index: int, words: Sequence[str], own: Collection[int]) -> None:
-        with cores.pinned(own):  # and not while the threads below begin, which belong to the launcher
+        with cores.pinned(own):  # but not the threads below, which belong to the launcher
             process = subprocess.Popen(
                 [*leash.command(signal.SIGKILL), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, process_group=0,
@@ -365,7 +367,7 @@ class Group:
             thread.start()
 
     def watch(self, index: int, pid: int) -> None:
-        """Waits for the end of a process and leaves it unreaped, so that its number stays its own until then."""
+        """Waits for the end of a process without reaping it, so that no other process gets its number yet."""
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self.from_outside.events.put(index)
 
@@ -392,7 +394,7 @@ class Group:
             self.err.say(f"{fact} (SIGINT or SIGTERM again: at once)")
 
     def ended(self, index: int) -> None:
-        """A process has ended. Another failure than the first changes nothing but how long the others have."""
+        """Handles the end of a process. A failure after the first one changes only how much time the others have."""
         process = self.running.pop(index)
         kill_group(process.pid)  # what it has started
         one = Ended(index, process.pid, process.wait(), self.stages[index])
@@ -409,7 +411,7 @@ class Group:
                 self.hand(ASKED)
 
     def harder(self) -> None:
-        """The time that the processes had is over."""
+        """Takes the next step against processes whose time is over."""
         left = ", ".join(f"process {index} (pid {one.pid})" for index, one in self.running.items())
         if self.handed == LET_BE:
             self.hand(ASKED)
@@ -421,9 +423,9 @@ class Group:
             self.err.say(f"error: {left} cannot be killed. The system holds what they wait for.")
 
     def hand(self, what: int, seconds: float | None = None) -> None:
-        """Sends SIGTERM to each process, but not to what these started: they end that themselves; or SIGKILL to all.
+        """Sends SIGTERM to each process, which ends what it has started itself; or SIGKILL to each process group.
 
-        seconds: until something harder is sent.
+        seconds: until the next step.
         """
         for process in self.running.values():
             if what == ASKED:
@@ -433,7 +435,7 @@ class Group:
         self.handed, self.deadline = what, time.monotonic() + (KILL_SECONDS if seconds is None else seconds)
 
     def story(self) -> str:
-        """What happened, where it was not that all ended with 0, without a full stop."""
+        """What happened, without a full stop. Not for the case that all processes ended with 0."""
         if self.signals:
             failed = [self.failed] if self.failed else []
             return "; ".join([f"stopped by {name_of(self.signals[0])}", *map(str, (*failed, *self.spoilt))])
@@ -451,7 +453,7 @@ class Group:
         self.close()
 
     def close(self) -> None:
-        """Kills what is left, and waits a while until what they printed has been written."""
+        """Kills the processes that are left, and waits a while until their output has been printed."""
         self.hand(KILLED)
         until = time.monotonic() + LAST_LINES_SECONDS
         for reader in self.readers:

@@ -14,10 +14,10 @@ import optax.contrib
 from fdg_jax.optimizers.nadam import nadam
 from fdg_jax.optimizers.rotation import OUTSIDE, inner_matrices, rotation
 
-# Which divide a gradient by its own size, so that a constant factor cancels.
+# The optimizers that divide a gradient by its own size, so that a constant factor cancels.
 SCALE_FREE = ("adamw", "lion", "muon", "nadam", "rotation")
-MUON_RMS = 0.2  # of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
-CLASSIFIER = "dense"  # what this library's networks of images call theirs
+MUON_RMS = 0.2  # rms of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
+CLASSIFIER = "dense"  # the name of the classifier in this library's image networks
 WSD_DECAY = 0.2  # the part of the training in which the learning rate of "wsd" falls
 
 
@@ -34,14 +34,14 @@ def optimizer(
     """The optimizer of `--optimizer`.
 
     Arguments:
-        name: sgd (`paper_sgd`), or adamw, lion or muon as optax has them. muon is for arrays of two axes (embedding
-            and head included, unlike its author's) and has adamw for all others, kernels of convolutions, say. nadam
+        name: sgd (`paper_sgd`), or adamw, lion or muon as optax has them. muon updates arrays of two axes (embedding
+            and head included, unlike its author's) and leaves all others, such as convolution kernels, to adamw. nadam
             and rotation are those of fdg_jax.optimizers.
         learning_rate: a number, or an optax schedule, which counts the stage's own updates.
         momentum: of sgd and muon; beta1 of the others.
         weight_decay: coupled with sgd, decoupled with the others.
-        decay: what it is for: "all" parameters, or "matrices", those with two axes or more.
-        b2: beta2 of all but sgd, for muon of its adamw.
+        decay: which parameters decay: "all", or "matrices", those with two axes or more.
+        b2: beta2 of all but sgd; with muon, that of its adamw.
         clip_norm: the largest norm of the stage's gradient; 0 for any.
 
     Returns: an optax optimizer. Clipping has no state, so checkpoints do not depend on it.
@@ -63,13 +63,14 @@ def optimizer(
 
 
 def matrices(params: Any) -> Any:
-    """Which parameters have two axes or more: kernels and embeddings, and not biases and scales of norms."""
+    """Which parameters have two axes or more: kernels and embeddings, but not biases and scales of norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def decaying(optimizer: optax.GradientTransformation, mask: Any) -> optax.GradientTransformation:
-    """An optimizer that uses parameters for their decay only, with those of the mask (params -> tree) decayed: it sees
-    zeros for the others. optax's muon has a mask for its matrices, and none for its adamw. The state is its own."""
+    """Limits an optimizer's weight decay to the parameters of a mask (params -> tree): the optimizer sees zeros for the
+    others, so it must use parameters for their decay only. optax's muon has a mask for its matrices, and none for its
+    adamw. The wrapper adds no state."""
 
     def update(updates, state, params=None):
         seen = jax.tree.map(lambda leaf, decayed: leaf if decayed else jnp.zeros_like(leaf), params, mask(params))
@@ -79,7 +80,7 @@ def decaying(optimizer: optax.GradientTransformation, mask: Any) -> optax.Gradie
 
 
 def clipped(optimizer: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:
-    """An optimizer that gets gradients of at most that norm, over all parameters that it has. The state is its own."""
+    """An optimizer whose gradients are clipped to a norm over all its parameters. The wrapper adds no state."""
     clip = optax.clip_by_global_norm(norm)
 
     def update(updates, state, params=None):
@@ -97,11 +98,11 @@ def paper_sgd(
 
     Arguments:
         learning_rate: a number, or an optax schedule. A schedule counts the stage's own updates, so the learning rate
-            belongs to the batch whose gradient is applied. Eq. 11 has that of the batch that goes forward then: here a
-            change of the rate reaches stage k 2(K-k) updates later.
+            belongs to the batch whose gradient is applied. In Eq. 11 it belongs to the batch that goes forward at that
+            time. So a change of the rate reaches stage k 2(K-k) updates later than in the paper.
         momentum: 0 for none.
         weight_decay: 0 for none. It applies to every parameter, batch norm's included, as in the authors' code.
-        mask: params -> which of them it applies to, instead of all.
+        mask: params -> which of them weight decay applies to; None: all.
 
     Returns: an optax optimizer.
     """
@@ -118,14 +119,14 @@ WARMUP = 3 / 300
 
 
 def warmup_updates(total: float) -> int:
-    """The updates of the warm-up, of a training of `total` updates."""
+    """The number of warm-up updates in a training of `total` updates."""
     return max(1, round(WARMUP * total))
 
 
 def learning_rate_changes(base: float, total: float, warmup: bool) -> list[tuple[int, float]]:
-    """[(updates before it, learning rate)]: where each rate of the paper's schedule begins, of `total` updates.
+    """The paper's schedule for a training of `total` updates: [(updates before this rate begins, learning rate)].
 
-    If several begin at the same update, the last one counts.
+    If several rates begin at the same update, the last one counts.
     """
     drops = [(round(fraction * total), base / 10**n) for n, fraction in enumerate(DROPS, 1)]
     if warmup:

@@ -1,4 +1,4 @@
-"""Splits a network into K stages. A split changes nothing but the place where work is done.
+"""Splits a network into K stages. A split only changes where work is done.
 
 A network is a list of blocks 0..n-1. A split is the tuple of the first block numbers of stages 2..K: with (3, 7), stage
 1 has blocks 0-2, stage 2 has blocks 3-6 and stage 3 has blocks 7-(n-1). A stage names its blocks by their number in the
@@ -46,7 +46,7 @@ class Stage(nn.Module):
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:
         made: dict[str, nn.Module] = {}
-        inner: Any = {}  # clones of what lies within blocks, so that what they have in common stays in common
+        inner: Any = {}  # clones of modules within blocks: modules that blocks share stay shared
         for name, block in self.named_blocks():
             if name not in made:
                 made[name] = block.clone(parent=self, name=name, _deep_clone=inner)
@@ -55,7 +55,7 @@ class Stage(nn.Module):
         return x
 
     def named_blocks(self) -> list[tuple[str, nn.Module]]:
-        """(name, block) of each block. One that stands in several places has the name of the first, and its weights."""
+        """(name, block) of each block. A block that stands in several places has one name, and its weights once."""
         first: dict[int, str] = {}
         for number, block in enumerate(self.blocks, start=self.first):
             first.setdefault(id(block), block_name(number))
@@ -173,8 +173,8 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
         name: the model.
         K: number of stages.
         n_blocks: number of the model's blocks.
-        costs: a number for each block, of which only the ratios count. `measured` needs seconds; for `balanced` the
-            default is `block_costs`.
+        costs: a number for each block; only their ratios count. `measured` needs seconds; for `balanced` the default
+            is `block_costs`.
 
     Raises:
         BadInput: there is no such split.
@@ -211,7 +211,7 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
 
 
 def even(n_blocks: int, K: int) -> Split:
-    """The split into K stages with equally many blocks, as far as n_blocks can be divided so."""
+    """The split into K stages whose numbers of blocks differ by at most one."""
     return tuple(n_blocks * k // K for k in range(1, K))
 
 
@@ -246,15 +246,15 @@ def block_costs(name: str, classes: int = 10, example_shape: Sequence[int] = (1,
 
 
 def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
-    """The same for blocks that are there already.
+    """Estimates the FLOPs of each block's forward pass as `block_costs` does, for blocks instead of a model's name.
 
     Arguments:
         blocks: the network.
         x: the shape and dtype of what block 0 takes.
 
     Raises:
-        BadInput: a block cannot take what the one before it gives. The message names both. Or JAX was told to do
-            without CPUs.
+        BadInput: a block cannot take the output of the one before it (the message names both), or JAX is configured
+            without a CPU.
     """
     return list(of_each_kind(blocks, x, partial(_flops, _analyst())))
 
@@ -262,10 +262,10 @@ def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
 def of_each_kind(
     blocks: Sequence[nn.Module], x: Any, find: Callable[[nn.Module, Any, bool], tuple[T, Any]]
 ) -> Iterator[T]:
-    """For each block what find(block, x, first) says of it, beside the shape of what the block gives; it is asked once
-    for blocks that are alike. first: it is block 0, whose input needs no gradient.
+    """Yields a result for each block, from find(block, x, first) -> (result, shape of the block's output). Equal blocks
+    with equal inputs share one call. first: whether it is block 0, whose input needs no gradient.
 
-    Raises BadInput where find raises anything: a block cannot take what the one before it gives.
+    Raises BadInput where find raises anything: a block cannot take the output of the one before it.
     """
     known: list[tuple[nn.Module, Any, tuple[T, Any]]] = []
     before = f"the input is {describe(x)}"
@@ -283,16 +283,16 @@ def of_each_kind(
 
 
 def _alike(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two blocks have equal fields. Their texts do not tell: Flax prints a function by its name only."""
+    """Whether two blocks have equal fields. Equal printed texts prove nothing: Flax prints functions by name only."""
     try:
         return type(a) is type(b) and bool(a == b)
-    except Exception:  # arrays as fields, say, have no single answer
+    except Exception:  # comparing fields that are arrays, say, gives no single bool
         return False
 
 
 def _flops(cpu: Any, block: nn.Module, x: Any, first: bool) -> tuple[float, Any]:
-    """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x. The program is that of the
-    kind of device on which JAX computes, and is analysed on a CPU."""
+    """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x. The program is lowered for
+    the kind of device on which JAX computes, and analysed on a CPU."""
     del first
     key = jax.eval_shape(jax.random.key, 0)
 
@@ -303,14 +303,14 @@ def _flops(cpu: Any, block: nn.Module, x: Any, first: bool) -> tuple[float, Any]
 
     variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), programs.jit(run)
     kind = jax.default_backend()
-    platform = "cuda" if kind == "gpu" else kind  # to our layers every GPU is the same
+    platform = "cuda" if kind == "gpu" else kind  # our layers treat all GPUs alike
     with jax.default_device(cpu):
         analysis: Any = forward.trace(variables, x, key).lower(lowering_platforms=(platform,)).cost_analysis()
     return float(analysis.get("flops", 0.0)), jax.eval_shape(forward, variables, x, key)
 
 
 def _analyst() -> Any:
-    """A CPU: only there JAX analyses programs before they are compiled. Raises BadInput."""
+    """A CPU device: JAX analyses programs that are not compiled only there. Raises BadInput if JAX has none."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
@@ -321,7 +321,7 @@ def _analyst() -> Any:
 def balanced(costs: Sequence[float], K: int) -> Split:
     """The split into K non-empty stages whose slowest stage is as fast as possible.
 
-    Of several such splits it is the most even one: the sum of the stages' squared costs is smallest.
+    Among several such splits it is the most even one, with the smallest sum of the stages' squared costs.
 
     Arguments:
         costs: a positive number for each block, at least K of them.

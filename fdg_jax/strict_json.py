@@ -1,8 +1,8 @@
 """Reads JSON files that may be edited, truncated or malicious: the result is plain values or a ValueError.
 
-Python's own reader accepts what fails only later, far from the file: nesting that overflows the stack, integers of
-thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be written out again. Of a key that is
-there twice it silently takes the last. This package writes none of these.
+Python's own reader accepts content that causes failures only later, far from the file: nesting that overflows the
+stack, integers of thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be written out
+again. If a key occurs twice, it silently takes the last. This package writes none of these.
 """
 
 import json
@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NoReturn
 
 DEEPEST = 32  # levels of nesting; our own files have 4
 LARGEST = 2**63  # integers; nothing here counts further
-MOST_BYTES = 16 * 2**20  # of a file; as Python's values they may need thirty times that
-LONGEST_LINE = 2**20  # bytes; the longest of ours are those of results files, of some 10 KB
+MOST_BYTES = 16 * 2**20  # of a file; its Python values may need thirty times as much
+LONGEST_LINE = 2**20  # bytes; our own longest lines, in results files, have some 10 KB
 
 
 def parse(content: bytes) -> Any:
@@ -28,7 +28,7 @@ def parse(content: bytes) -> Any:
     Returns: the value.
 
     Raises:
-        ValueError: whatever is wrong, in a few words.
+        ValueError: the content is refused; the message says why in a few words.
     """
     try:
         value = DECODER.decode(content.decode("utf-8"))
@@ -57,7 +57,7 @@ def read(path: Path) -> Any:
 def lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, one after the other, in bounded memory.
 
-    Raises ValueError where one has more than LONGEST_LINE bytes or it is no file, and OSError if it cannot be read.
+    Raises ValueError if a line has more than LONGEST_LINE bytes or `path` is no file, and OSError if it cannot be read.
     """
     with opened(path) as file:
         while line := file.readline(LONGEST_LINE + 1):
@@ -67,7 +67,7 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file, open for reading. Raises OSError, and ValueError for a pipe and the like, whose opening would wait."""
+    """Opens a file for reading. Raises OSError, and ValueError for a pipe and the like, where opening would wait."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("it is not a file")
     return path.open("rb")
@@ -87,12 +87,12 @@ def check(value: Any) -> None:
 
 
 def inner(value: dict | list) -> list[Any]:
-    """What an object or a list holds."""
+    """The values in an object or a list."""
     return value if isinstance(value, list) else list(value.values())
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The dictionary of an object's pairs; raises ValueError if a key is there twice."""
+    """The dictionary of an object's pairs; raises ValueError if a key occurs twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

@@ -1,10 +1,11 @@
 """`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and their comparison.
 
-Each run is a training command in a process of its own, with --resume auto, one after the other or one a core. So
-whatever stopped the runs, the same command goes on with them. All combinations are checked before the first run starts.
+Each run is a training command in a process of its own, with --resume auto. Runs follow one another, or several run at a
+time, each on its own core. After any stop, the same command continues the runs. All combinations are checked before the
+first run starts.
 
 The output of a run goes to a log beside its directory. A stop (Ctrl-C, SIGTERM) is passed on once, so that each run
-under way ends with a checkpoint and can be gone on with. When this process is killed, its runs are told to stop
+under way ends with a checkpoint and can be continued. When this process is killed, its runs get a signal to stop
 (Linux).
 """
 
@@ -44,7 +45,7 @@ ONCE = ("run_dir", "resume", "data_dir")  # cannot differ from run to run
 
 
 class Combination(NamedTuple):
-    """One run of several. chosen: option -> value, of those that differ."""
+    """One run of a sweep. chosen: option -> value, for the swept options."""
 
     name: str
     chosen: Mapping[str, Any]
@@ -140,8 +141,8 @@ def plain(value: Any) -> str:
 
 
 def left_to_do(path: Path, one: Combination) -> str:
-    """What is to be done for a run, "started" or "continued"; "" where it is finished. Raises BadInput where its
-    directory holds another run."""
+    """What happens next to a run: "started" or "continued"; "" if it is finished. Raises BadInput if its directory
+    holds another run."""
     if not locking.resumes(path):
         return "started"
     options, _ = reading.resumed_options(path, one.options, one.given)
@@ -189,8 +190,9 @@ def tell(found: Sequence[Combination], folder: Path) -> None:
 class Planned(NamedTuple):
     """A run to be made.
 
-    command(): called just before the start; the words of the command after the interpreter, and "started" or
-        "continued". None if there is nothing to do, which it says itself: another process may be at the same runs.
+    command(): called just before the start, because another process may work on the same runs. Returns the words of
+        the command after the interpreter, and "started" or "continued"; or prints that nothing is to be done, and
+        returns None.
     """
 
     name: str
@@ -199,12 +201,12 @@ class Planned(NamedTuple):
 
 
 def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Path | None = None) -> int:
-    """Makes the runs, `jobs` at a time, each on a core of its own if they are several.
+    """Makes the runs, `jobs` at a time, each on a core of its own if `jobs` is more than 1.
 
     Arguments:
-        folder: in which the commands are started; None: this one.
+        folder: in which the commands are started; None: the current one.
 
-    Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else that of the first that failed.
+    Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else the first failed run's exit code.
     """
     cores, queue, going, codes = cores_for(jobs), deque(planned), list[Child](), list[int]()
     last_look = time.monotonic()
@@ -230,7 +232,7 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
                 if codes[-1] == BAD_INPUT and queue:
                     print(f"not starting the other {len(queue)}, which would likely be refused as well")
                     queue.clear()
-    except BaseException:  # a run that is refused only now, say: those under way are not left to themselves
+    except BaseException:  # such as a run that is refused only now: the runs under way are stopped, too
         stop(going, signal.SIGTERM)
         raise
     return next((code for code in codes if code), 0)
@@ -251,10 +253,10 @@ def cores_for(jobs: int) -> list[int | None]:
 def start(
     one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None, alone: bool
 ) -> Child:
-    """Starts a run. words: after the interpreter. how: "started" or "continued". alone: no other one at a time."""
+    """Starts a run. words: after the interpreter. how: "started" or "continued". alone: no run at the same time."""
     where = "" if core is None else f" on core {core}"
     print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)
-    # JAX takes most of a GPU's memory at once, unless it is told that others want some.
+    # By default JAX takes most of a GPU's memory at once, which leaves too little for the other runs.
     env = None if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     cores = [] if core is None else [core]
     return Child(words, one.name, env=env, cores=cores, log=one.log, stop=signal.SIGTERM, folder=folder)
@@ -272,7 +274,7 @@ def stop(going: Sequence[Child], number: int) -> int:
 
 
 def finish(one: Child) -> int:
-    """Says how a run has ended; returns its exit code."""
+    """Prints how a run has ended; returns its exit code."""
     code = one.process.returncode
     how = "finished" if code == 0 else f"ended with exit code {code}"
     print(f"{one.name}: {how}: {last_line(one.log)}", flush=True)
@@ -280,5 +282,5 @@ def finish(one: Child) -> int:
 
 
 def last_line(log: Path | None) -> str:
-    """The newest line of a log that says how training stands, or how it ended."""
+    """The newest line of a log about the progress of training, or about how it ended."""
     return child.last_line(log, ("epoch ", "done:", "error:", "stopped by")) if log else ""

@@ -1,4 +1,4 @@
-"""The command `python -m fdg_jax.watch` of earlier versions: names what shows a run now."""
+"""The command `python -m fdg_jax.watch` of earlier versions: it says how to follow a run now."""
 
 import sys
 

@@ -3,7 +3,7 @@
     step-000000020/{arrays/, manifest.json}                                         of one process
     step-000000020/{process0/{npy/, manifest.json}, process1/..., manifest.json}    of several
 
-It is written under another name, sealed and flushed to the disk. The rename is the commit.
+A checkpoint is written under another name, sealed and flushed to the disk. Renaming it is the commit.
 """
 
 import functools
@@ -28,9 +28,9 @@ from fdg_jax.checkpoint.state import Flat
 from fdg_jax.errors import BadInput, first_line
 
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
-NPY = "npy"  # in its place in a part of a checkpoint
-# Arrays that declare more are made up: weights are noise, which hardly gets smaller on a disk. Empty buffers do.
-MOST_TIMES, ALWAYS_BYTES = 1000, 2**28  # the bytes on the disk; what may be declared whatever is there
+NPY = "npy"  # the folder with that role in a part of a checkpoint
+# A declared size above both limits is forged: weights are noise and hardly compress, though empty buffers do.
+MOST_TIMES, ALWAYS_BYTES = 1000, 2**28  # times the bytes on the disk; bytes that are always allowed
 
 
 def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
@@ -51,7 +51,7 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
 
 
 def save_part(path: Path, process: int, state: Mapping[str, Any]) -> tuple[int, str]:
-    """Saves what one of several processes has of a state. It becomes a checkpoint by `commit_parts`.
+    """Saves the part of a state that one of several processes has. `commit_parts` makes a checkpoint of all parts.
 
     Arguments:
         path: the folder of the checkpoint.
@@ -88,14 +88,14 @@ def commit_parts(path: Path, sealed: Sequence[tuple[int, str]], about: Mapping[s
 
 
 def temporary(path: Path) -> Path:
-    """Where a checkpoint is written that is not whole yet."""
+    """The folder in which a checkpoint is written until it is complete."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def write_sealed(
     folder: Path, state: Mapping[str, Any], about: Mapping[str, Any], write: Callable[[Path, Flat], None]
 ) -> None:
-    """Makes a folder of arrays, seals it and flushes it to the disk. write: writes non-empty arrays by number."""
+    """Makes a folder of arrays, seals it and flushes it to the disk. write: writes {number: array}, not empty ones."""
     folder.mkdir()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
     write(folder, {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size})
@@ -105,9 +105,10 @@ def write_sealed(
 
 
 def write_by_orbax(folder: Path, arrays: Flat) -> None:
-    """Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
+    """Writes arrays with Orbax, which turns keys into file names and refuses empty arrays. So the keys are numbers, and
+    the manifest has the names and the empty arrays.
 
-    Of dtypes that are not NumPy's own it knows some only, so these are written as bytes.
+    Orbax knows only some of the dtypes that NumPy itself lacks, so arrays of such dtypes are written as bytes.
     """
     arrays = {name: value if value.dtype.isbuiltin == 1 else as_bytes(value) for name, value in arrays.items()}
     with ocp.StandardCheckpointer() as checkpointer:
@@ -116,7 +117,7 @@ def write_by_orbax(folder: Path, arrays: Flat) -> None:
 
 
 def write_as_npy(folder: Path, arrays: Flat) -> None:
-    """NumPy's own files. Of several processes Orbax would write the arrays of process 0 only, and report no error."""
+    """Writes NumPy's own files. In several processes, Orbax would silently write the arrays of process 0 only."""
     (folder / NPY).mkdir()
     for name, value in arrays.items():
         np.save(folder / NPY / f"{name}.npy", as_bytes(value))  # NumPy does not know bfloat16
@@ -133,11 +134,11 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
     Arguments:
         path: the folder.
 
-    Returns: (state, about), as `save` was given them.
+    Returns: (state, about), as they were given to `save`.
 
     Raises:
         BadInput: there is no checkpoint.
-        Damaged, OtherFormat, Unreadable: all are kinds of BadInput.
+        Damaged, OtherFormat, Unreadable: see fdg_jax.checkpoint.manifest. All are kinds of BadInput.
     """
     path = Path(path).absolute()
     quiet_orbax()
@@ -149,7 +150,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
         trees = {folder: read_arrays(folder) for folder in folders}
     except BadInput:
         raise
-    # Orbax raises many kinds. None of them means damage, as every byte has just been checked.
+    # Orbax raises many kinds of errors. None of them means damage, as every byte has just been checked.
     except Exception as error:
         raise Unreadable(path, error) from None
     try:
@@ -166,7 +167,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
 
 
 def read_arrays(folder: Path) -> Mapping[str, Any]:
-    """The arrays of a sealed folder by number; those in NumPy's files as bytes."""
+    """The arrays of a sealed folder by number; arrays from NumPy's files are bytes."""
     if (folder / NPY).is_dir():
         # Mapped: a file cannot declare more than it holds.
         return {file.stem: np.array(np.lib.format.open_memmap(file, mode="r")) for file in (folder / NPY).iterdir()}
@@ -183,8 +184,8 @@ def read_arrays(folder: Path) -> Mapping[str, Any]:
 
 
 def check_sizes(folder: Path, declared: Collection[Any]) -> None:
-    """Raises Damaged where arrays would need memory that what is on the disk cannot fill: the C++ code that reads them
-    would end the process. declared: Orbax's metadata of each array."""
+    """Raises Damaged if arrays declare far more memory than the files on the disk can fill: the C++ code that reads
+    them would then end the process. declared: Orbax's metadata of each array."""
     stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     needed = sum(math.prod(each.shape) * each.dtype.itemsize for each in declared)
     parts = [zip(each.storage.chunk_shape, each.shape, strict=True) for each in declared]
@@ -210,8 +211,8 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
 def quiet_orbax() -> None:
     """From now on one failed save, or one damaged checkpoint, is reported once: by the exception that Orbax raises.
 
-    Orbax logs the other errors of the same failure with tracebacks, asyncio those of failed tasks, Python warns of
-    coroutines that nobody awaited, and tensorstore prints that the event loop is closed where it ends late.
+    Otherwise Orbax logs further errors of the same failure with tracebacks, and asyncio logs those of failed tasks.
+    Python warns about coroutines that nobody awaited. tensorstore prints that the event loop is closed if it ends late.
     """
 
     def wanted(record: logging.LogRecord) -> bool:

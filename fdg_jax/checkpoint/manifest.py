@@ -6,7 +6,7 @@ last, so a folder without one is incomplete. Writing it is called sealing the fo
 Where several processes have written a checkpoint, each has sealed a folder in it, called a part. The manifest above
 them lists these parts and their manifests' hashes.
 
-A folder is called damaged only if that is proven: content was read and differs, or a file is missing or too many. A
+A folder is called damaged only if that is proven: content was read and differs, or a file is missing or not listed. A
 file that cannot be read at the moment (the network is down, no file handles or memory left) proves nothing.
 """
 
@@ -36,7 +36,7 @@ class Damaged(BadInput):
 
 
 class Unreadable(errors.Unreadable):
-    """The folder cannot be read at the moment, so whether it is damaged is not known."""
+    """The folder cannot be read at the moment, so it is not known whether it is damaged."""
 
     def __init__(self, folder: Path, error: BaseException):
         fact = f"the checkpoint at {folder} cannot be read: {reason(error)}"
@@ -44,24 +44,24 @@ class Unreadable(errors.Unreadable):
 
 
 def seal(folder: Path, content: Mapping[str, Any]) -> None:
-    """Seals a folder as it is now. content: what else goes into the manifest, as JSON has it."""
+    """Seals a folder as it is now. content: further content of the manifest, as JSON has it."""
     names = sorted(name for name, mode in list_entries(folder).items() if name != NAME and stat.S_ISREG(mode))
     write(folder, {"files": {name: list(size_and_sha256(folder / name)) for name in names}, **content})
 
 
 def write(folder: Path, content: Mapping[str, Any]) -> None:
-    """Writes the manifest itself, durably. One of an earlier content is replaced. Raises OSError."""
+    """Writes the manifest itself, durably. An earlier manifest is replaced. Raises OSError."""
     body = {"format": FORMAT, **content}
     durable.write(folder / NAME, json.dumps({"sha256": content_sha256(body), "content": body}).encode())
 
 
 def change_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Replaces what a checkpoint's manifest says about it. Raises Damaged, OtherFormat, OSError."""
+    """Replaces the entry "about" of a checkpoint's manifest. Raises Damaged, OtherFormat, OSError."""
     write(folder, {**read(folder, list_entries(folder)), "about": dict(about)})
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Checks that a folder is as it was sealed, with the parts in it.
+    """Checks that a folder, and the parts in it, are as they were sealed.
 
     Returns: the manifest's content; its "parts" are {name: the content of that part's manifest}.
 

@@ -1,12 +1,12 @@
 """The checkpoints of a run: the pipeline's exact state and the loop's own few numbers, one folder per step.
 
-A thread writes them while training goes on, and flushes them to the disk. The newest are kept, and the best one if that
-is wanted. A damaged one (fdg_jax.checkpoint.manifest) is set aside with a warning, and the one before it is used. One
-that cannot be read at the moment is left as it is.
+A thread writes them while training goes on, and flushes them to the disk. The newest are kept and, on request, the best
+one. A damaged checkpoint (fdg_jax.checkpoint.manifest) is set aside with a warning, and the one before it is used. A
+checkpoint that cannot be read at the moment is not changed.
 
 The processes of one training write a checkpoint together, into a folder that all of them see. Each writes what its own
-stages need. When all have sealed their parts, process 0 gives the whole its name, which is the commit. No process goes
-on to the next checkpoint before that, so all of them learn what became of it.
+stages need. When all have sealed their parts, process 0 renames the folder, which is the commit. No process begins the
+next checkpoint before that, so all of them know whether this one has succeeded.
 """
 
 import errno
@@ -31,7 +31,7 @@ from fdg_jax.checkpoint.manifest import Damaged
 from fdg_jax.errors import BadInput, reason
 
 LOOP, DAMAGED = "loop/", "damaged-"
-SWEEPS, SWEEP_SECONDS = 10, 0.1  # after a failed checkpoint, as Orbax's threads still write
+SWEEPS, SWEEP_SECONDS = 10, 0.1  # repeated after a failed checkpoint, because Orbax's threads still write
 
 
 class SaveFailed(Exception):
@@ -75,10 +75,10 @@ def path_of(root: Path, step: int) -> Path:
 
 
 class Saver:
-    """Writes one checkpoint at a time in the background. Of several processes, all ask for the same checkpoints.
+    """Writes one checkpoint at a time in the background. In several processes, all must save the same checkpoints.
 
     root: the folder of the checkpoints. about: for the manifest. keep: how many of the newest to keep.
-    best: the step of one more to keep, once it is written.
+    best: the step of the best checkpoint written so far, which is kept, too; None if there is none.
     flush: called in the thread before a checkpoint gets its name; what the checkpoint refers to must then be on the
         disk.
     peers: the processes; None: one.
@@ -96,8 +96,8 @@ class Saver:
         self.run = os.stat(root.parent)
         self.best: int | None = None
         self.thread: Thread | None = None
-        self.step = -1  # of the newest asked for
-        self.saves = 0  # how many were asked for
+        self.step = -1  # of the newest call of `save`
+        self.saves = 0  # number of calls of `save`
         self.failure: Exception | None = None
 
     def save(
@@ -116,7 +116,7 @@ class Saver:
             loop: numbers and arrays of the training loop.
             refused: for each stage, the number of the first refused update that is expected in the state
                 (fdg_jax.stage.nonfinite); NotFinite is raised for any other. None: accept whatever there is.
-            best: whether to keep this one.
+            best: whether this is the best checkpoint so far, to be kept.
         """
         self.wait()
         self.step, self.saves = step, self.saves + 1
@@ -155,7 +155,7 @@ class Saver:
                 self.prune()
         except NotFinite as error:
             self.failure = error
-        except Exception as error:  # of Orbax, too, which wraps what the system says
+        except Exception as error:  # also one of Orbax, which wraps the system's errors
             self.failure = not_written(step, error)
             if self.peers.process == 0:
                 sweep(self.root, SWEEPS)
@@ -165,7 +165,7 @@ class Saver:
     ) -> None:
         """Writes a checkpoint, or fails in all processes. Raises NotFinite, and whatever Orbax and the system raise."""
         process, path, name = self.peers.process, path_of(self.root, step), f"checkpoint {self.saves}"
-        self.peers.all_gather(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
+        self.peers.all_gather(None, f"{name} begun by")  # process 0 has removed earlier remainders
         of_loop = {LOOP + key: value for key, value in loop.items()} if process == 0 else {}
         part: dict[str, Any] = {}
 
@@ -187,7 +187,7 @@ class Saver:
         self.on_all(commit, f"{name} committed by", step)
 
     def on_all(self, make: Callable[[], Any], name: str, step: int) -> list[Any]:
-        """What each process makes, as JSON has it. Raises the first error of any process in all of them."""
+        """Calls `make` in each process. Returns all results, as JSON has them; raises the first error, in all."""
         if self.peers.processes == 1:
             return [make()]
         made = failed = None
@@ -195,7 +195,7 @@ class Saver:
             made = make()
         except NotFinite as error:
             failed = [str(error), error.lasting]
-        except Exception as error:  # of Orbax, too, which wraps what the system says
+        except Exception as error:  # also one of Orbax, which wraps the system's errors
             failed = [f"{reason(error)}, in process {self.peers.process}", None]
         found = self.peers.all_gather([made, failed], name)
         text, lasting = next((failed for _, failed in found if failed), ["", None])
@@ -206,8 +206,8 @@ class Saver:
         return [made for made, _ in found]
 
     def make_ready(self, needed: int) -> None:
-        """Makes the folder of the checkpoints, in the run directory of the beginning only, and flushes what they refer
-        to. needed: bytes that all processes will write. Raises OSError, before anything is written."""
+        """Makes the folder of the checkpoints, unless the run directory was replaced, and flushes what they refer to.
+        needed: bytes that all processes will write. Raises OSError, before anything is written."""
         if self.is_gone():
             fact = f"the run directory {self.root.parent} is gone: it was deleted, renamed or replaced"
             raise FileNotFoundError(errno.ENOENT, fact)
@@ -218,13 +218,14 @@ class Saver:
         check_room(self.root, needed)
 
     def is_gone(self) -> bool:
-        """Whether the run directory is not there any more, or another one is in its place."""
+        """Whether the run directory no longer exists, or was replaced by another one."""
         return not durable.is_same_folder(self.root.parent, self.run)
 
     def prune(self) -> None:
         """Removes all but the newest and the best.
 
-        It renames them first, to names that `sweep` knows: so a power cut leaves no half that looks like a whole one.
+        It first renames them to names that `sweep` removes. So a power cut leaves no incomplete checkpoint that looks
+        complete.
         """
         best = None if self.best is None else path_of(self.root, self.best)
         spare = [old for old in stored(self.root)[: -self.keep] if old != best]
@@ -234,14 +235,15 @@ class Saver:
                 old.rename(new)
             if spare:
                 durable.flush_folder(self.root)
-        except OSError:  # the next one removes them
+        except OSError:  # the next call removes them
             return
         for old in aside:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
-    """Raises NotFinite for an array with NaN or infinity, a stage's own first. losses: checks unread losses, too."""
+    """Raises NotFinite if an array has a NaN or an infinity; names one with lasting effect if possible. losses: whether
+    to check unread losses, too."""
 
     def checked(name: str) -> bool:
         return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
@@ -258,7 +260,7 @@ def check_refused(found: Mapping[int, int], expected: Sequence[int] | None, step
 
     Arguments:
         found: for each guarded stage k, the number of the first refused update in a state.
-        expected: those that are expected, in the order of k; None: any.
+        expected: the expected numbers, in the order of k; None: accept any.
         step: of the state.
     """
     now = tuple(found[k] for k in sorted(found))
@@ -288,8 +290,8 @@ def not_written(step: int, error: BaseException) -> SaveFailed:
 
 
 def sweep(root: Path, times: int = 1) -> None:
-    """Removes what a checkpoint that failed, or a killed process, has left. Nothing is removed where the folder cannot
-    be listed, which is reported when it is read."""
+    """Removes what a failed checkpoint, or a killed process, has left. If the folder cannot be listed, nothing is
+    removed; the next reader of the folder reports that."""
     for turn in range(times):
         time.sleep(SWEEP_SECONDS if turn else 0)
         try:
@@ -301,15 +303,15 @@ def sweep(root: Path, times: int = 1) -> None:
 
 
 def listed(root: Path, beginning: str = "") -> list[Path]:
-    """Checkpoints with a name that begins so, oldest first. Raises OSError if the folder cannot be listed.
+    """Checkpoints whose names begin with `beginning`, oldest first. Raises OSError if the folder cannot be listed.
 
-    Path.glob of newer Pythons would show such a folder as one without checkpoints.
+    Path.glob of newer Pythons would treat such a folder as one without checkpoints.
     """
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
-        if root.is_symlink():  # to a disk that is away
+        if root.is_symlink():  # a link to a disk that is not mounted
             raise
         return []
     found = [name for name in names if re.fullmatch(f"{beginning}step-[0-9]{{9,}}", name)]
@@ -335,7 +337,7 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
     Returns: (state, loop, about); None if there is no checkpoint.
 
     Raises:
-        BadInput: all are damaged, or one cannot be read. One that is not known to be damaged is never skipped.
+        BadInput: all are damaged, or one cannot be read. A checkpoint is skipped only if it is known to be damaged.
     """
     try:
         found, aside = listed(root), listed(root, DAMAGED)

@@ -1,4 +1,4 @@
-"""The exact state of a run as a flat {path: array}: made of trees, read back, hashed, and searched for NaN.
+"""The exact state of a run as a flat {path: array}: made from trees, read back, hashed, and searched for NaN.
 
 A path is the JAX key path of a leaf. A state has nothing private to JAX in it: a stash (what a backward pass needs) is
 stored as the inputs of its forward pass, which is replayed when the state is restored (fdg_jax.engine.host_engine).
@@ -20,8 +20,8 @@ Flat = dict[str, np.ndarray]
 OTHER = "it is of another model, split or method"
 # Weights, statistics and the optimizer's state. A state with a NaN in one of these cannot be trained on.
 LASTING = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
-# Arrays that are used up: messages, stashes, gradients in a line or a sum, losses. A guard may still refuse what they
-# lead to. (Stashes and stashed weights are both: they are used up, and hold weights and statistics.)
+# Arrays that are used once: messages, stashes, gradients in a line or a sum, losses. A guard may still refuse the
+# updates that they lead to. (Stashes and stashed weights are in both groups.)
 PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
 
 
@@ -37,7 +37,7 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_leng
     Arguments:
         template: a tree of arrays or jax.ShapeDtypeStructs with the structure, shapes and dtypes to expect.
         flat: {path: array}.
-        prefix: with which the paths begin.
+        prefix: the beginning of the paths.
         any_lengths: whether axes may have other lengths (the last batch of an epoch is shorter, a sequence longer).
 
     Returns: a tree like `template` with copies of the arrays.
@@ -62,7 +62,7 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_leng
 
 
 class Reading(Mapping[str, Any]):
-    """The entries of a state whose names begin with a prefix, by the rest of their names. It notes which were read."""
+    """The entries of a state whose names begin with a prefix, under the rest of their names. Notes which were read."""
 
     def __init__(self, state: Mapping[str, Any], prefix: str = "", read: set[str] | None = None):
         self.state, self.prefix = state, prefix
@@ -140,7 +140,7 @@ def sha256(flat: Mapping[str, Any]) -> str:
 
 
 def heading(name: str, dtype: Any, shape: Sequence[int]) -> bytes:
-    """What stands for an array in `sha256` before its bytes."""
+    """The text before the bytes of an array in `sha256`."""
     return f"{name} {dtype} {list(shape)}\n".encode()
 
 
@@ -161,7 +161,7 @@ def parameters_sha256(stages: Sequence[Any]) -> str:
 
 
 def check_state(state: Any) -> dict[str, Any]:
-    """A copy of the dictionary to restore. Raises BadInput if it is no dictionary of usable arrays."""
+    """A copy of the dictionary `state`. Raises BadInput if it is no dictionary of usable arrays."""
     if not isinstance(state, Mapping):
         raise BadInput(f"restore takes what state() gave, a dictionary of arrays, not a {type(state).__name__}.")
     for name, value in state.items():
@@ -170,7 +170,7 @@ def check_state(state: Any) -> dict[str, Any]:
 
 
 def check_finite(state: Mapping[str, Any]) -> None:
-    """Raises BadInput where weights, statistics or an optimizer's arrays hold a NaN or an infinity."""
+    """Raises BadInput if weights, statistics or an optimizer's arrays hold a NaN or an infinity."""
     for name, wrong, size in nonfinite_arrays(state, LASTING.match, infinite_counters=True):
         raise BadInput(
             f"{wrong} of {size} numbers of the state's {name} are not finite (NaN or infinity), so training cannot go "
@@ -182,12 +182,12 @@ def check_finite(state: Mapping[str, Any]) -> None:
 def nonfinite_arrays(
     state: Mapping[str, Any], wanted: Callable[[str], object], infinite_counters: bool = False
 ) -> Iterator[tuple[str, int, int]]:
-    """Yields (name, how many of its numbers are not finite, how many numbers) of each such array.
+    """Yields (name, how many of its numbers are not finite, how many numbers) for each array that is not finite.
 
     Arguments:
-        wanted: whether an array of that name is looked at.
-        infinite_counters: whether a single number of an optimizer may be infinite: the best loss so far, before
-            there is any.
+        wanted: name -> whether to check the array.
+        infinite_counters: whether a single number of an optimizer may be infinite, as the best loss so far is before
+            the first loss.
     """
     for name, value in state.items():
         dtype = value.dtype if hasattr(value, "dtype") else np.result_type(value)
@@ -209,7 +209,7 @@ def first_refused_updates(state: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def refused_by_stage(state: Mapping[str, Any]) -> dict[int, int]:
-    """The same as {k: number} of the guarded stages in a state, which may be that of one of several processes."""
+    """{k: number of the first refused update} for the guarded stages in a state, or in one process's part of it."""
     found = {int(re.findall(r"\d+", name)[0]): value for name, value in state.items() if name.endswith("opt_state.bad")}
     return {k: int(number) for k, number in found.items()}
 
@@ -220,7 +220,7 @@ def describe_first_refused(bad: Sequence[int]) -> str:
     Arguments:
         bad: for each stage, the number of its first refused update, 0 if there is none; at least one is not 0.
 
-    Returns: the words. If several stages refused that update they name the highest one, because cotangents go down.
+    Returns: the words. If several stages refused it, they name the highest stage, because cotangents go down.
     """
     number, k = min((number, -k) for k, number in enumerate(bad, 1) if number)
     return f"stage k={-k} got a gradient that is not finite, for its update {number:,}"

@@ -1,9 +1,9 @@
-"""Weights, and whole pipelines, in safetensors files: they leave this library, and come back.
+"""Writes weights and whole pipelines into safetensors files, and reads them.
 
-Such a file holds named arrays and no code, and other programs read it, too. The format's header has texts beside the
-arrays. `format` says what kind of file it is, `sha256` is over all arrays and all other texts: a file that was cut off
-or changed, or that another program wrote, is refused in one sentence. `dtypes` is for arrays that the format itself
-cannot hold, `containers` for what names of arrays do not show (fdg_jax.arrays).
+Such a file holds named arrays and no code, and other programs read it, too. The format's header also has texts.
+`format` is the kind of the file, `sha256` is over all arrays and all other texts. A file that was cut off or changed,
+or that another program wrote, is refused with one sentence. `dtypes` is for arrays that the format itself cannot hold,
+`containers` for what names of arrays do not show (fdg_jax.arrays).
 """
 
 import hashlib
@@ -33,7 +33,7 @@ WEIGHTS, PIPELINE = "fdg_jax weights 1", "fdg_jax pipeline 1"
 READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
 OWN = ("format", "sha256", "containers", "dtypes")  # the entries of the header that `write` makes, and `read` relies on
 KEY = "key "  # before the name of a random key's implementation
-# The format's names of NumPy's dtypes. JAX has taught NumPy those that are not its own, such as bfloat16.
+# The format's names of NumPy's dtypes. JAX adds those that NumPy itself lacks, such as bfloat16.
 CHUNK = 2**20  # bytes that are read at once
 DTYPES = {
     "BOOL": "bool",
@@ -51,7 +51,7 @@ class Weights(NamedTuple):
     """What a file of weights holds.
 
     variables: the Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
-    about: the texts of the header. What was not a text is JSON.
+    about: the texts of the header. Values that were no texts are JSON.
     """
 
     variables: dict[str, Tree]
@@ -59,7 +59,7 @@ class Weights(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a file of `Pipeline.save` holds. All arrays are NumPy's, but for random keys.
+    """What a file of `Pipeline.save` holds. All arrays are NumPy arrays, except random keys.
 
     state: the exact state, for `Pipeline.restore`.
     variables: for each stage k = 1..K its Flax dictionary, for `Pipeline.init(..., variables=...)` or `module.apply`,
@@ -84,11 +84,11 @@ def save_weights(
         path: the file. If it exists, it is replaced.
         variables: {"params": ..., "batch_stats": ...}, such as `Pipeline.export(whole=True)` gives, or one entry of
             the list that `Pipeline.export()` gives.
-        about: what else the header shall say. A text stays as it is, anything else becomes JSON. The names "format",
-            "sha256", "containers" and "dtypes" are the file's own.
+        about: further entries of the header. A text stays as it is, anything else becomes JSON. The names "format",
+            "sha256", "containers" and "dtypes" are reserved.
 
     Raises:
-        BadInput: `variables` is no dictionary, an array is not of numbers or random keys, or `about` has something
+        BadInput: `variables` is no dictionary, an array holds neither numbers nor random keys, or `about` has an entry
             that no header can have.
         OSError: the disk is full, or the like.
 
@@ -116,7 +116,7 @@ def load_weights(path: str | os.PathLike[str]) -> Weights:
     Returns: the Flax dictionary, for `module.apply` or for `Pipeline.init(..., variables=...)`, and the header. Tuples,
     lists, None, whole numbers as keys, empty dictionaries and random keys (`jax.random.key`) come back as they were.
     Containers of other classes come back as dictionaries, and `nn.Partitioned` and its like as the arrays in them;
-    `Pipeline.init` makes of them what the modules have.
+    `Pipeline.init` puts them into the modules' containers.
 
     Raises:
         BadInput: there is no file, it is damaged, or another program wrote it.
@@ -144,7 +144,7 @@ def load(path: str | os.PathLike[str]) -> Saved:
     """Reads what `Pipeline.save` has written.
 
     A file holds arrays and no code. So it cannot make the pipeline, which consists of modules, a loss and an optimizer.
-    Make that as it was made before, call its `init`, and then:
+    Make the pipeline as before, call its `init`, and then:
 
         pipeline.restore(fdg_jax.load(path).state)
 
@@ -194,7 +194,7 @@ def write(
         about: further entries of the header. A text stays as it is, anything else becomes JSON.
 
     Raises:
-        BadInput: an array is not of numbers or random keys, an entry of the header has a name or a value that it
+        BadInput: an array holds neither numbers nor random keys, an entry of the header has a name or a value that it
             cannot have, or there is no such folder.
         OSError: the disk is full, or the like.
     """
@@ -210,8 +210,8 @@ def write(
 
 
 def as_stored(name: str, value: Any) -> tuple[np.ndarray, str]:
-    """(the array that the format can hold, the dtype to make of it again): a random key is stored as its words, and an
-    array of a dtype that the format does not know as its bytes [..., itemsize]. The dtype is "" for all others."""
+    """(an array that the format can hold, the dtype to restore from it). A random key is stored as its words. An array
+    of a dtype that the format does not know is stored as its bytes [..., itemsize]. For all others the dtype is ""."""
     array = np.asarray(plain(value), order="C")
     if isinstance(value, jax.Array) and is_key(value):
         return array, f"{KEY}{jax.random.key_impl(value)}"
@@ -232,7 +232,7 @@ def from_stored(array: np.ndarray, dtype: str) -> Any:
 
 
 def text(name: str, value: Any) -> str:
-    """An entry of the header as it is written. Raises BadInput if there can be none of that name or value."""
+    """An entry of the header as it is written. Raises BadInput if no entry can have this name or value."""
     if name in OWN:
         raise BadInput(f"the header's entry {name!r} is written by this library. Choose another name.")
     try:
@@ -243,17 +243,17 @@ def text(name: str, value: Any) -> str:
 
 
 def seal(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> str:
-    """The hash of everything that is in a file, but for this hash."""
+    """The hash of everything in a file except this hash."""
     return seal_of(states.sha256(arrays), texts)
 
 
 def seal_of(arrays_sha256: str, texts: Mapping[str, str]) -> str:
-    """`seal` by the hash of the arrays."""
+    """`seal`, from the hash of the arrays."""
     return hashlib.sha256(f"{arrays_sha256}\n{json.dumps(texts, sort_keys=True)}".encode()).hexdigest()
 
 
 def stored_sha256(path: Path) -> str:
-    """The hash of the arrays in a file with a sound header. Whatever the header declares, this takes no memory."""
+    """The hash of the arrays in a file with a sound header. It needs little memory, whatever the header declares."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         begin = 8 + (length := int.from_bytes(file.read(8), "little"))
@@ -307,7 +307,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
 
 
 def from_bytes(dtype: str, shape: Sequence[int], data: bytes) -> np.ndarray:
-    """An array of a file, which may be written to."""
+    """An array from a file. It is writable."""
     return np.frombuffer(bytearray(data), DTYPES[dtype]).reshape(shape)
 
 

@@ -1,7 +1,7 @@
 """What can be done about late gradients: one file a correction, found by its name.
 
-`CORRECTION` in `corrections/<name>.py` is all there is to it; nothing needs to be registered. Options of its own are
-fields of a class `Options` in the same file (fdg_jax.options.fields).
+`CORRECTION` in `corrections/<name>.py` defines it; nothing needs to be registered. Its own options are fields of a
+class `Options` in the same file (fdg_jax.options.fields).
 """
 
 import inspect
@@ -19,9 +19,9 @@ names = FOLDER.names
 
 
 def find(name: Any) -> CorrectionSpec:
-    """The correction of that name; a `CorrectionSpec` is itself.
+    """The correction of that name; a `CorrectionSpec` is returned as it is.
 
-    Raises: BadInput where there is none, or where it is not whole.
+    Raises: BadInput if there is no such correction, or if its file contradicts itself.
     """
     found = name if isinstance(name, CorrectionSpec) else FOLDER.find(name)
     check(found, f"correction {found.name}" if found is name else FOLDER.shown(found.name))
@@ -29,7 +29,7 @@ def find(name: Any) -> CorrectionSpec:
 
 
 def check(kind: CorrectionSpec, file: str) -> None:
-    """Raises BadInput where a correction's file contradicts itself."""
+    """Raises BadInput if a correction's file contradicts itself."""
     if kind.weights not in WEIGHTS:
         raise BadInput(f"{file}: weights is {kind.weights!r}. It can be {' or '.join(map(repr, WEIGHTS))}.")
     for what, given, known in (("takes", kind.takes, TAKES), ("needs", kind.needs, NEEDS)):
@@ -48,8 +48,8 @@ def check(kind: CorrectionSpec, file: str) -> None:
 
 
 def parse(asked: Any) -> list[CorrectionSpec]:
-    """The corrections of `--correct NAME[,NAME]`, or of a list of names and kinds, in that order. BadInput where one is
-    not known, or named twice."""
+    """The corrections of `--correct NAME[,NAME]`, or of a list of names and specs, in that order. Raises BadInput if
+    one is not known, or named twice."""
     found = [find(name) for name in split_names(asked)]
     names = [kind.name for kind in found]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -67,14 +67,14 @@ def parse(asked: Any) -> list[CorrectionSpec]:
 
 
 def split_names(asked: Any) -> list[Any]:
-    """The names in "a, b", or the members of a list; whatever else it is stands for itself, and is refused later."""
+    """The names in "a, b", or the members of a list. Any other value is returned in a list, and refused later."""
     if isinstance(asked, list | tuple) and not isinstance(asked, CorrectionSpec):
         return list(asked)
     return [name.strip() for name in asked.split(",")] if isinstance(asked, str) else [asked]
 
 
 def check_weights(found: Sequence[CorrectionSpec], weights: str) -> None:
-    """Raises BadInput where a correction is for gradients taken at other weights."""
+    """Raises BadInput if a correction is for gradients that are taken at other weights than these."""
     wanted = {kind.weights: kind.name for kind in found if kind.weights}
     if len(wanted) > 1:
         (at, name), (other_at, other) = wanted.items()
@@ -89,9 +89,9 @@ def check_weights(found: Sequence[CorrectionSpec], weights: str) -> None:
 def for_stage(
     asked: Sequence[tuple[CorrectionSpec, Mapping[str, Any]]], late: Late
 ) -> list[tuple[CorrectionSpec, Correction]]:
-    """What several corrections do about one stage, in the order in which they act; [] where its gradients are not late.
+    """The corrections of one stage, in the order in which they act; [] if its gradients are not late.
 
-    asked: (kind, options). Raises BadInput where one lacks what it needs.
+    asked: (correction, its options) for each. Raises BadInput if a correction lacks what it needs.
     """
     if not late.staleness:
         return []
@@ -109,15 +109,15 @@ def for_stage(
 
 
 def together(corrections: Sequence[Correction]) -> Correction:
-    """Several corrections as one. Each remembers what it remembers alone, and they act one after the other: first all
-    `gradient`, when a gradient is used, then all `before`, and behind the stage's optimizer all `optimizer`."""
+    """Several corrections as one. Each keeps its own state. They act one after the other: first all `gradient`, when a
+    gradient is used, then all `before`, and behind the stage's optimizer all `optimizer`."""
     if len(corrections) < 2:
         return corrections[0] if corrections else NONE
 
     def optimizer(chain):
         import optax  # here, as in `Correction.around`
 
-        for each in reversed(corrections):  # the last is put on first, so that the first sees a gradient first
+        for each in reversed(corrections):  # the last is added first, so that the first sees a gradient first
             chain = optax.chain(each.before, chain) if each.before else chain
         for each in corrections:
             chain = each.optimizer(chain) if each.optimizer else chain

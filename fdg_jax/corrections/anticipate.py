@@ -11,25 +11,25 @@ One coefficient c makes six published forms of it (τ: staleness, m: momentum):
     combined   c = τ + that of spike        spike compensation and a prediction by the velocity behind it (2003.11666)
     double     c = 2 τ                      weight prediction by twice the delay (2003.11666)
 
-As an optax chain this would be a wrapper that trains x in place of y (tests/test_correction_identities.py has it; it
-trains the same). Here it is around the stage instead, so that the weights which are evaluated and saved are y, whoever
-asks for them. That takes one copy of the weights more. The weights that the papers on error feedback and on spike
-compensation write down are x, the forward point; their test errors may be those of x. Those here are of y.
+An optax chain could do the same with a wrapper that trains x in place of y (tests/test_correction_identities.py has
+it). Here the prediction is made in the stage instead, so that the evaluated and saved weights are always y. That takes
+one more copy of the weights. In the papers on error feedback and on spike compensation, the weights are x, the forward
+point; their test errors may be measured at x. The test errors here are measured at y.
 
-The weights y see clipping and weight decay as without a correction, since both are part of the last update. A horizon
-is counted in updates, also with --accumulate. After `drain` d is 0 again, as no update comes before the gradient of the
-next batch. For one update after a drop of the learning rate d still has the old rate, and x lies as many times too far
-ahead. Without momentum, c = τ makes the largest stable learning rate smaller, and so do larger c; c = 1 does so for a
-small τ (python -m experiments.stability).
+Clipping and weight decay act on y as without a correction, since both are part of the last update. τ is counted in
+updates, also with --accumulate. After `drain`, d is 0 again, because no update comes before the gradient of the next
+batch. For one update after a drop of the learning rate, d still has the old rate, so x is too far ahead by the factor
+of the drop. Without momentum, c = τ makes the largest stable learning rate smaller, and so do larger c; c = 1 does so
+for a small τ (python -m experiments.stability).
 
-spike is msnag for SGD. With Adam and its b1 it is so only in the limit of many updates and without weight decay: at
-first Adam's corrections for the start differ (at the first update of τ = 13 spike looks 1.79 times as far ahead).
-Lion's and Muon's updates keep their length without gradients, so there spike looks less far ahead than they go.
+For SGD, spike is msnag. With Adam and its b1, this holds only in the limit of many updates and without weight decay: at
+first, Adam's bias corrections differ (at the first update with τ = 13, spike looks 1.79 times as far ahead). Lion's and
+Muon's updates keep their length without gradients, so spike looks less far ahead than these go.
 
-PipeOptim's code predicts otherwise in two details: with AdamW without the decay, and with SGD along m v + g, which
-counts the last gradient twice.
+PipeOptim's code differs in two details of the prediction: with AdamW it leaves out the decay, and with SGD it predicts
+along m v + g, which counts the last gradient twice.
 
-Of 2003.11666's text only the abstract was at hand: all else that is said of it is from memory.
+Only the abstract of 2003.11666 was at hand; everything else about this paper is from memory.
 """
 
 import dataclasses
@@ -59,12 +59,12 @@ class Options:
 
 
 def coefficient(prediction: Prediction, staleness: float, momentum: float) -> float:
-    """c of the table above, in updates: by how many times the last update a forward pass looks ahead.
+    """The c of the table above, in updates: a forward pass looks ahead by c times the last update.
 
     Arguments:
         prediction: one of the names above.
         staleness: τ, in updates.
-        momentum: m in [0, 1); of the names only BY_MOMENTUM look at it.
+        momentum: m in [0, 1); only the predictions in BY_MOMENTUM use it.
     """
     spike = (momentum - momentum ** (staleness + 1)) / (1 - momentum)
     return {

@@ -5,11 +5,11 @@
 The cosine is taken over all weights of the stage; the first gradient passes. Before Adam or Muon the constant exp(-a τ)
 cancels, while a gate that varies does not.
 
-This gate is ours and no paper's. CGAD (2605.09126), by its abstract, multiplies by γ(τ) exp(-a τ) before Adam, and its
-gate γ falls to 0 at a cutoff of the staleness. The staleness of a stage is constant once the pipeline is full, so here
-all that would be one number per stage, which Adam cancels. Without γ it is FDG's shrinking with β = exp(-2a) if τ =
-2(K-k), so with `--order forward-first` (tested). Adaptive Braking (2007.01397), by its abstract, scales gradients by
-how well they agree with the momentum. Its rule is not here, as no more of it was at hand.
+This gate is ours; no paper has it. CGAD (2605.09126), by its abstract, multiplies by γ(τ) exp(-a τ) before Adam, and
+its gate γ falls to 0 at a cutoff of the staleness. Here the staleness of a stage is constant once the pipeline is full,
+so CGAD's factor would be one number per stage, which Adam cancels. Without γ, CGAD is FDG's shrinking with β = exp(-2a)
+if τ = 2(K-k), which holds with `--order forward-first` (tested). Adaptive Braking (2007.01397), by its abstract, scales
+gradients by how well they agree with the momentum. It is not implemented, because only its abstract was at hand.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Options:
 
 
 def make(late: Late, gate_decay: float) -> Correction:
-    """m starts at 0: its norm is 0 then, and the cosine counts as 1."""
+    """m starts at 0. While its norm is 0, the cosine counts as 1."""
     shrink = math.exp(-gate_decay * late.staleness)
 
     def gradient(grads, then, now, mean):

@@ -2,13 +2,14 @@
 
     g <- g + λ g g (w now - w then)
 
-g g stands for the diagonal of the Hessian. "constant": λ as given, 0.04 in the paper. "adaptive": λ = λ0 / sqrt(s +
-1e-7) with s <- 0.95 s + 0.05 g g, and λ0 = 2 in the paper. For a parabola h w²/2 and λ = h/g² the guess is exact.
+g g approximates the diagonal of the Hessian. "constant": λ is a constant, 0.04 in the paper. "adaptive": λ = λ0 /
+sqrt(s + 1e-7) with s <- 0.95 s + 0.05 g g, and λ0 = 2 in the paper. For a parabola h w²/2 and λ = h/g² the guess is
+exact.
 
 Both forms and 1e-7 are those of the authors' code, which leaves the other numbers to its user:
 https://github.com/Microsoft/Delayed-Compensation-Asynchronous-Stochastic-Gradient-Descent-for-Multiverso
-That 0.04, 2 and 0.95 are the paper's is told from memory, as only its abstract was at hand. MXNet's DCASGD has 0.04,
-and github.com/botkop/scorch has all three.
+The paper's 0.04, 2 and 0.95 are from memory, as only its abstract was at hand. MXNet's DCASGD has 0.04, and
+github.com/botkop/scorch has all three.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ class Options:
 
 
 def make(late: Late, compensation: str, compensation_strength: float) -> Correction:
-    """Its strength does not depend on the staleness: the distance that the weights have moved does. s starts at 0."""
+    """λ does not depend on the staleness, unlike the distance that the weights have moved. s starts at 0."""
     del late
     strength = compensation_strength or OF_THE_PAPER[compensation]
 

@@ -2,18 +2,19 @@
 
     g <- g / (1 + |w now - w then| / C),    C = the largest learning rate so far * (sqrt(mean of v v) + 1e-8)
 
-All of it element by element; v is an update over its learning rate, which for SGD is the momentum buffer, and the mean
-is 0.999 of the old one and 0.001 of v v, corrected for its start as Adam's is. So a stage that has moved by one usual
-step per update divides by its staleness + 1, and a weight that has not moved divides by 1.
+Everything is computed element by element. v is an update divided by its learning rate; for SGD it is the momentum
+buffer. The mean of v v is a running mean: 0.999 of the old one plus 0.001 of v v, with Adam's bias correction. So a
+gradient is divided by its staleness + 1 if the weight has moved by one usual step per update, and by 1 if the weight
+has not moved.
 
 Deviations from FTPipe's code. It counts the momentum buffer that is still empty as a first sample of the mean, so after
 n updates its penalty minus 1 is about sqrt((n + 1) / n) times the one here: the penalties of updates 2, 3 and 4 of a
 constant gradient at a staleness of 5 are 2.414, 3.267 and 4.205 there, and 2.000, 2.847 and 3.760 here. It divides
-coupled weight decay by the same penalty. Here decay belongs to the optimizer, which stands behind, and is not divided.
-It does not accumulate gradients. Here distances and usual steps are then those of updates, of several gradients each.
+coupled weight decay by the same penalty. Here decay belongs to the optimizer, which comes later, and is not divided.
+FTPipe does not accumulate gradients. With --accumulate, distances and usual steps here are those of whole updates.
 
-It is for SGD. Adam and others divide a gradient by its own size, element by element, so of this division they leave
-only what changes from one gradient to the next.
+The method is for SGD. Adam and others divide a gradient by its own size, element by element. So they cancel a penalty
+that is constant from one gradient to the next, and keep only its changes.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ DECAY, EPS = 0.999, 1e-8
 
 
 class Mean(NamedTuple):
-    """squares: the mean of v v, zero at first. updates: how many it is over, int32."""
+    """squares: the mean of v v, zero at first. updates: how many updates it covers, int32."""
 
     squares: Any
     updates: jax.Array
@@ -49,13 +50,13 @@ class State(NamedTuple):
 
 
 def make(late: Late) -> Correction:
-    """Before the first update C is 0, and gradients pass as they are."""
+    """Before the first update C is 0, and gradients stay unchanged."""
     assert late.learning_rate  # `needs` refuses a pipeline without one
     rate_of = late.learning_rate
 
     def init(params):
         number = lambda: jnp.zeros((), jnp.int32)  # noqa: E731  # two, as one array cannot be donated twice
-        squares = optax.tree.zeros_like(params, dtype=jnp.float32)  # of bfloat16 a thousandth would be lost
+        squares = optax.tree.zeros_like(params, dtype=jnp.float32)  # in bfloat16, adding 0.001 of v v would be lost
         return State(Mean(squares, number()), Rate(number(), jnp.zeros(())))
 
     def gradient(grads, then, now, state):

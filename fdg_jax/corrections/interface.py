@@ -20,17 +20,17 @@ if TYPE_CHECKING:  # commands list the corrections without waiting for JAX
 
 Tree = Any
 LearningRate = Callable[[Any], Any]
-OF_OPTIMIZER = "of_optimizer"  # names the stage's own optimizer in a state, where a correction stands around it
+OF_OPTIMIZER = "of_optimizer"  # the name of the stage's own optimizer in a state, if a correction wraps it
 
 
 class Late(NamedTuple):
-    """What a correction is told of a stage.
+    """What a correction knows about a stage.
 
-    k, K: the stage's number from 1, and how many there are.
+    k, K: the stage's number from 1, and the number of stages.
     staleness: updates of the stage between a batch's forward pass and the update by that batch, as an average once the
-        pipeline is full. It is the schedule's, for every order and `accumulate`, so it may be a fraction.
-    learning_rate: learning_rate(n) is the rate of the stage's update number n, from 0; None where nobody said it.
-    momentum: of the optimizer; None where nobody said it.
+        pipeline is full. It comes from the schedule, with its order and `accumulate`, so it may be a fraction.
+    learning_rate: learning_rate(n) is the rate of the stage's update number n, from 0; None if it is not known.
+    momentum: of the optimizer; None if it is not known.
     """
 
     k: int
@@ -40,7 +40,7 @@ class Late(NamedTuple):
     momentum: float | None = None
 
     def check(self, need: str, name: str) -> None:
-        """Raises BadInput where correction `name` needs the learning_rate or the momentum, and nobody said it."""
+        """Raises BadInput if `need` ("learning_rate" or "momentum"), which correction `name` needs, is not known."""
         if getattr(self, need) is None:
             raise BadInput(
                 f"correction {name} needs the optimizer's {need.replace('_', ' ')}, which an optax chain does "
@@ -51,21 +51,21 @@ class Late(NamedTuple):
 class Correction(NamedTuple):
     """What is done about the late gradients of one stage. Every part may be left out; all are traced by JAX.
 
-    before: stands in front of the stage's optimizer.
-    optimizer(chain) -> chain: around the stage's optimizer, `before` included.
-    init(params) -> state: what the functions below remember, as a pytree of arrays. It is part of every checkpoint.
-    forward(params, state) -> params: the weights to go forward with, made once after every update. Gradients are taken
-        at these. The stage's own weights, which are evaluated and saved, remain what the optimizer makes of them. Where
-        `accumulate` is above 1 it should not depend on what `gradient` changes: that goes on changing between two
-        updates, so a run that is resumed there would go on with other weights.
-    backward(params, state) -> params: the weights to go backward with, instead of the newest ones (`--weights
+    before: a transformation of gradients in front of the stage's optimizer.
+    optimizer(chain) -> chain: wraps the stage's optimizer, `before` included.
+    init(params) -> state: the first state of the functions below, a pytree of arrays. It is part of every checkpoint.
+    forward(params, state) -> params: the weights for forward passes, made once after every update. Gradients are taken
+        at these. The stage's own weights, which are evaluated and saved, stay those of the optimizer. If `accumulate`
+        is above 1, `forward` should not depend on what `gradient` changes. That state changes between two updates, so a
+        run that is resumed between them would continue with other weights.
+    backward(params, state) -> params: the weights for backward passes, instead of the newest ones (`--weights
         current`).
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
-        weights of the batch's forward pass; now: those that the gradient is about to be applied to.
-    updated(before, after, state) -> state: what is remembered of an update, by the weights before and after it. Of
-        one that a guard refuses only a `count` like that of `init` is kept, so that it stays in step with schedules.
-    drained(state) -> state: what is remembered when the pipeline has been emptied. The batches that fill it again meet
-        fewer updates than the staleness, as the first ones did; so a prediction begins anew.
+        weights of the batch's forward pass; now: the weights to which the gradient is about to be applied.
+    updated(before, after, state) -> state: the state after an update, from the weights before and after it. If a guard
+        refuses the update, the old state stays, except for counts (single integers), which keep step with schedules.
+    drained(state) -> state: the state after the pipeline has been emptied. The batches that fill it again see fewer
+        updates than the staleness, as the first ones did; so a prediction begins anew.
     """
 
     before: optax.GradientTransformation | None = None
@@ -86,7 +86,7 @@ class Correction(NamedTuple):
         return self.optimizer(chain) if self.optimizer else chain
 
     def start(self, params: Tree) -> Tree:
-        """The first state; () where nothing is remembered."""
+        """The first state; () if the correction has no state."""
         return self.init(params) if self.init else ()
 
 
@@ -97,10 +97,10 @@ class CorrectionSpec(NamedTuple):
     """A correction as a file of this folder describes it.
 
     make(late, **options) -> Correction.
-    options: the file's class `Options`, where the correction has options of its own (fdg_jax.options.fields).
-    takes: of the options that every run has, those that `make` takes too: "beta".
-    needs: what `make` cannot do without: "learning_rate", "momentum".
-    weights: "stashed" or "current" where it is for gradients taken at these weights only (`--weights`); "" for both.
+    options: the file's class `Options`; None if the correction has no options of its own (fdg_jax.options.fields).
+    takes: which options of every run `make` takes, too: "beta".
+    needs: what `make` requires in `late`: "learning_rate", "momentum".
+    weights: "stashed" or "current" if it is only for gradients taken at these weights (`--weights`); "" for both.
     """
 
     name: str
@@ -113,19 +113,19 @@ class CorrectionSpec(NamedTuple):
 
     @property
     def declared(self) -> dict[str, Option]:
-        """Its own options by name. BadInput where `options` is not a class that declares them."""
+        """The correction's own options by name. Raises BadInput if `options` is not a class that declares options."""
         return fields.of_class(self.options, f"correction {self.name}: Options")
 
     @property
     def answers_to(self) -> tuple[str, ...]:
-        """The names of all that it can be asked for."""
+        """The names of all options that the correction accepts."""
         return (*self.declared, *self.takes)
 
     def accepted(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that go to `make`: all of its own options, and of those that it `takes` what was asked.
+        """The values that go to `make`: all of its own options, and those in `asked` that it `takes`.
 
         Arguments:
-            asked: name -> value; names that the correction does not answer to are left alone.
+            asked: name -> value; other names are ignored.
 
         Raises: BadInput for a value that is not of its type, or that the class `Options` refuses.
         """

@@ -1,10 +1,10 @@
-"""No correction: a gradient is used as it comes, however late."""
+"""No correction: a gradient is used as it arrives, however late."""
 
 from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 
 def make(late: Late) -> Correction:
-    """Of any stage."""
+    """The same for every stage."""
     del late
     return NONE
 

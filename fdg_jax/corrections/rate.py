@@ -2,16 +2,16 @@
 
     update <- update / τ^{1 - n/T}        n: updates before this one. T = --anneal-updates; without it the power is 1
 
-Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With it, it is PipeMare's T1 (Yang et
-al., 1910.05124): an update after n others is divided by τ^(1 - n/T), until after T updates nothing is divided. PipeMare
-takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
+Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With --anneal-updates, it is PipeMare's
+T1 (Yang et al., 1910.05124): an update after n others is divided by τ^(1 - n/T). After T updates, nothing is divided.
+PipeMare's T is a quarter of the phase of the first learning rate (ResNet), or five times its warm-up (Transformer).
 
 T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
-counts the update itself as well: its n is one larger. Of PipeMare's text only the abstract was at hand, so its choices
-of T are told from memory.
+counts the update itself as well: its n is one larger. Only the abstract of PipeMare was at hand, so its choices of T
+are from memory.
 
-The factor stands behind the whole optimizer. So it acts on Adam and Muon too, which cancel a factor on gradients, and
-on weight decay. A staleness below 1 divides nothing.
+The factor is applied after the whole optimizer. So it also acts on weight decay, and with Adam and Muon, which cancel a
+factor on gradients. A staleness below 1 counts as 1.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Options:
 
 
 def make(late: Late, anneal_updates: int) -> Correction:
-    """Counts the updates of its own stage, from 0."""
+    """The factor depends on the number of updates of its own stage, from 0."""
     staleness, T = max(late.staleness, 1.0), anneal_updates
 
     def factor(n):

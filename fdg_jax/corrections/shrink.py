@@ -2,12 +2,12 @@
 
     g <- β^{K-k} g,    k < K
 
-It stands before weight decay and momentum, so it is not a learning-rate scale. It is part of every run, unless a
-correction that is asked for takes beta itself (`fdg_jax.checks.plan`). `Correction.around` puts it in
-front of the stage's optax chain, so behind whatever else changes a gradient. The paper multiplies the cotangent that
-enters each stage by beta, which shrinks the gradient passed down as well; here the cotangent travels unshrunk and each
-stage scales by the whole power. The two are the same in exact arithmetic (tested), and this one leaves any user's optax
-chain as it is.
+The factor comes before weight decay and momentum, so it does not just scale the learning rate. It is part of every run,
+unless a chosen correction takes beta itself (`fdg_jax.checks.plan`). `Correction.around` puts it directly in front of
+the stage's optax chain, after everything else that changes a gradient. The paper multiplies the cotangent that enters
+each stage by beta, which also shrinks the gradient that is passed down. Here the cotangent is not shrunk, and each
+stage scales its gradient by the whole power. Both are the same in exact arithmetic (tested); this form leaves the
+user's optax chain as it is.
 """
 
 import optax
@@ -16,7 +16,7 @@ from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 
 def make(late: Late, beta: float = 1.0) -> Correction:
-    """Stage K is exempt, also in schedules where it is late. beta = 1 shrinks nothing."""
+    """Does not shrink gradients of stage K, even in schedules where it is late. beta = 1 shrinks nothing."""
     if beta == 1.0 or late.k == late.K:
         return NONE
     return Correction(before=optax.scale(beta ** (late.K - late.k)))

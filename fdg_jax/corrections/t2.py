@@ -2,12 +2,12 @@
 
     backward at w - τ d,    d <- γ d + (1 - γ) (the last update),    γ = D^(1/τ)
 
-It is for gradients at the newest weights (--weights current): activations are those of the batch's forward pass, and
-the weights that they met are estimated by going τ updates back along the average update d. D = e^-2 is PipeMare's. With
-D = 0 and equal updates the estimate is exact. A stash of this library still refers to its weights, for checkpoints, so
-T2 saves no memory here; it costs one copy. PipeMare's T3 is no correction but a start: some synchronous epochs first,
-here a run with --method bp whose weights --init-from gives to the next one (docs/corrections.md). Of PipeMare's text
-only the abstract was at hand: T2's equations and its D are told from memory.
+It is for gradients at the newest weights (--weights current): activations are those of the batch's forward pass. The
+weights of that pass are estimated by going τ updates back along the average update d. D = e^-2 is PipeMare's. With D =
+0 and equal updates the estimate is exact. A stash of this library still refers to its weights, for checkpoints, so T2
+saves no memory here; it costs one copy. PipeMare's T3 is not a correction: it begins with some synchronous epochs. Here
+that is a run with --method bp, whose weights the next run takes with --init-from (docs/corrections.md). Only the
+abstract of PipeMare was at hand: T2's equations and its D are from memory.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Options:
 
 
 def make(late: Late, discrepancy: float) -> Correction:
-    """d starts at 0, and does so again after `drain`, so the first backward pass is at the newest weights."""
+    """d is 0 at the start and after `drain`, so the first backward pass is at the newest weights."""
     gamma = discrepancy ** (1 / late.staleness)
 
     def backward(params, average):

@@ -1,4 +1,4 @@
-"""Lets one thread at a time call a pipeline, and nobody after a call that was cut off after a batch had entered."""
+"""Lets one thread at a time call a pipeline, and refuses calls after one that was cut off when a batch had entered."""
 
 import threading
 from typing import Any
@@ -20,7 +20,7 @@ class CallGuard:
     """A context in which one thread works with an engine. It costs the host well under a microsecond.
 
     A plain lock would stay locked if Ctrl-C came between taking the lock and the first line under it. So this notes the
-    thread instead. The next call of the same thread goes on, and so does anybody's once that thread has ended.
+    thread instead. The next call of the same thread is accepted. So are calls of others once that thread has ended.
     """
 
     def __init__(self, engine: Any):
@@ -36,7 +36,7 @@ class CallGuard:
             self.check_whole()
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if error is not None and self.engine.entered != self._entered:  # who gives the batch again would train it twice
+        if error is not None and self.engine.entered != self._entered:  # giving the batch again would train it twice
             self.engine.within_tick = True
         self.release()
         if isinstance(error, RuntimeError) and "deleted" in str(error):
@@ -46,8 +46,8 @@ class CallGuard:
             ) from error
 
     def take(self) -> None:
-        """Begins a call, also after an interruption. Raises BadInput if another live thread is within one, or within
-        jax.set_mesh."""
+        """Begins a call, also after an interruption. Raises BadInput if another live thread is within a call, or if
+        jax.set_mesh is in force."""
         self.check_alone(self._owner.setdefault("thread", threading.get_ident()))
         self._owner["thread"] = threading.get_ident()
 
@@ -56,9 +56,10 @@ class CallGuard:
         self._owner.clear()
 
     def check_alone(self, owner: int | None) -> None:
-        """Raises BadInput within jax.set_mesh, and if the thread `owner` is another one that lives.
+        """Raises BadInput within jax.set_mesh, and if the thread `owner` is another live thread.
 
-        None means that no thread is within a call; but a thread that is just being started has no number either.
+        None means that no thread is within a call. A thread that is just being started has the number None, too, so
+        None is not looked up.
         """
         check_no_mesh()
         if owner is None or owner == threading.get_ident():

@@ -1,4 +1,4 @@
-"""Loss and top-1 error of the whole network, with the weights that the stages have when asked."""
+"""Loss and top-1 error of the whole network, with the current weights of the stages."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,12 +31,12 @@ class Evaluation(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What is computed of a batch in an evaluation.
+    """The results of one batch in an evaluation.
 
     loss, metrics: as the loss function returned them.
     wrong: number of wrong top-1 predictions, or the sum of their weights; None if the outputs are not class scores.
-    weight: by what the loss counts: the number of examples, or the sum of their weights.
-    labels: by what errors count: the number of labels, or the sum of their weights.
+    weight: the weight of the loss in the average: the number of examples, or the sum of their weights.
+    labels: the weight of the error in the average: the number of labels, or the sum of their weights.
     """
 
     loss: jax.Array
@@ -47,11 +47,11 @@ class Tally(NamedTuple):
 
 
 def tally(report: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Tally:
-    """What an evaluation needs of a batch. report: the user's loss. It can be traced."""
+    """The results of one batch. report: the user's loss. It can be traced."""
     result, truth = report(outputs, labels), without_weights(labels)
     arrays = isinstance(outputs, jax.Array) and isinstance(truth, jax.Array)
     scores = arrays and outputs.ndim == truth.ndim + 1 and jnp.issubdtype(truth.dtype, jnp.integer)
-    # One score chooses no class: a single logit, or a regression.
+    # A single score, such as one logit or a regression, chooses no class.
     wrong = jnp.argmax(outputs, -1) != truth if scores and outputs.shape[-1] > 1 else None
     first = jax.tree.leaves(labels)[0]
     weight, counted = jnp.float32(len(first)), jnp.float32(first.size)
@@ -100,7 +100,7 @@ def evaluate(
 
 @contextmanager
 def fitting(call: str, given: str, expected: str) -> Iterator[None]:
-    """Raises BadInput for what tracing the user's code raises. expected: what fits in training."""
+    """Turns what tracing the user's code raises into BadInput. expected: what fits in training, for the message."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, FlaxError) as error:
@@ -123,7 +123,7 @@ def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
         raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}.")
 
     def mean(get: Callable[[Tally], Any]) -> float:
-        return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # 0 weight: 0 / 0
+        return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # else 0 / 0
 
     metrics = {name: mean(lambda each, name=name: each.metrics[name]) for name in results[0].metrics}
     wrong = [float(each.wrong) for each in results if each.wrong is not None]

@@ -62,7 +62,7 @@ class HostEngine(Engine):
             for spec, place, delay in zip(problem.specs, problem.places, problem.waits, strict=True)
             if spec.k in local
         }
-        # Where batches enter; None if that is in another process.
+        # The places of stage 1 and stage K; None if the stage is in another process.
         self.first, self.last = local.get(1), local.get(schedule.K)
         self.alone = len(local) == schedule.K  # whether no stage is in another process
         self.losses = self.no_losses()
@@ -89,7 +89,7 @@ class HostEngine(Engine):
         return unfinished
 
     def on_loss(self, number: int, report: Tree) -> None:
-        """Adds the loss of a whole batch, once all its micro-batches have one. report: None in other processes."""
+        """Adds the loss of a whole batch, once all its micro-batches have one. report: None if K is elsewhere."""
         spec = self.problem.specs[-1]
         whole = self._micro_batches.loss(number, self.transport.tell(spec.k, report, spec.reported))
         if whole:
@@ -107,7 +107,7 @@ class HostEngine(Engine):
         self.within_tick = False
 
     def stage_1_inputs(self, inputs: Tree, step: int) -> Tree:
-        """What stage 1 takes, on its device; None if that is in another process. step: number of batches before it."""
+        """The inputs of stage 1, on its device; None if it is in another process. step: number of earlier batches."""
         if self.first is None:
             return None
         x = self.first.put_batch(inputs)
@@ -115,7 +115,7 @@ class HostEngine(Engine):
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         for row in indices:
-            # A process without stage 1 needs no input, and reads none where they are on a disk.
+            # A process without stage 1 needs no inputs, so it does not read them from a disk.
             self.train_batch(images[row] if self.first else None, labels[row])
 
     def drain(self) -> None:
@@ -143,7 +143,7 @@ class HostEngine(Engine):
         return self.everywhere("norm", NORM) if self._norms else []
 
     def everywhere(self, name: str, like: Any) -> list[Any]:
-        """An attribute of every stage, an array like `like`, in every process."""
+        """The attribute `name` of every stage, in every process. like: its shape and dtype."""
         return [self.transport.tell(k, getattr(self.stages.get(k), name, None), like) for k in self._numbers]
 
     def staleness(self) -> list[int]:
@@ -153,7 +153,7 @@ class HostEngine(Engine):
         return [int(number) for number in self.of_all_stages(lambda stage: np.int64(stage.updates))]
 
     def of_all_stages(self, get: Callable[[Stage], Tree]) -> list[Tree]:
-        """What `get` returns of each stage k = 1..K, as host arrays where other processes have stages, too."""
+        """What `get` returns for each stage k = 1..K, as host arrays if other processes have stages, too."""
         found = {k: get(stage) for k, stage in self.stages.items()}
         if self.alone:
             return list(found.values())
@@ -216,7 +216,7 @@ class HostEngine(Engine):
         self.within_tick = False
 
     def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Address, Tree], int, int]:
-        """Makes what a saved state holds: (this process's stages, its mail, ticks done, batches entered)."""
+        """Makes from a saved state: (this process's stages, its mail, ticks done, batches entered)."""
         flat = Reading(state)
         check_signature(self.problem, HOST_LOOP, flat)
         t, entered = number(flat, "t"), number(flat, "entered")
@@ -243,13 +243,13 @@ def delay_line_engine(problem: Problem) -> Engine:
     """Makes the engine that trains on one device: BP with a delay line for each stage's gradients.
 
     On an accelerator, many batches are one dispatch (`lax.scan`). On a CPU, the host loop runs BP's schedule over
-    delayed stages. There XLA runs a convolution inside a loop over 40 times slower (jax issue 12868). Also, the stage
-    programs are then the pipeline's own, so that both engines agree bit for bit.
+    delayed stages, because XLA there runs a convolution inside a loop over 40 times slower (jax issue 12868). The stage
+    programs are then those of the pipeline, so both engines agree bit for bit.
 
     Arguments:
         problem: what to train, with the schedule of the pipeline.
 
-    Returns: the engine. Why this is the same training: fdg_jax.stage.delay_line.
+    Returns: the engine. fdg_jax.stage.delay_line says why this is the same training.
     """
     place, K = problem.places[0], problem.schedule.K
     if not all_here(problem.places):

@@ -1,4 +1,4 @@
-"""What an engine is, and the training problem that it gets."""
+"""The interface of engines, and the training problem that an engine gets."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -29,12 +29,12 @@ class Problem(NamedTuple):
     schedule: the method's, for K stages.
     stage: the class of the method's stages.
     specs: of the stages k = 1..K.
-    preprocess: (inputs, step) -> what stage 1 takes, traced; None if that is the inputs.
+    preprocess: (inputs, step) -> what stage 1 takes, traced; None if stage 1 takes the inputs themselves.
     places: where each stage is.
     waits: for each stage, the backward passes by which it puts off gradients; 0 if the schedule itself delays them.
     weights: "stashed" or "current".
-    corrections: names of what is done about late gradients, in order; () where they are shrunk by beta at most.
-    read_behind: dispatches whose losses may be unread.
+    corrections: the names of the corrections of late gradients, in order, without beta's shrinking.
+    read_behind: the most dispatches whose losses may be unread.
     """
 
     schedule: Schedule
@@ -49,13 +49,13 @@ class Problem(NamedTuple):
 
 
 def signature(problem: Problem, engine: str) -> str:
-    """What a saved state belongs to, beside its shapes: method, K, staleness, updates, weights, corrections, dtype,
-    engine."""
+    """What a saved state and a pipeline must have in common, beside shapes: method, K, staleness, updates, weights,
+    corrections, dtype, engine."""
     schedule = problem.schedule
-    late = zip(schedule.delays, problem.waits, strict=True)  # depends on the order, too
+    late = zip(schedule.delays, problem.waits, strict=True)  # the delays depend on `order`, too
     delays = "/".join(str(delay + wait) for delay, wait in late)
     updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
-    # Two corrections may remember arrays of the same shapes, and mean something else by them.
+    # Two corrections may have states of the same shapes with different meanings.
     corrected = f", corrected by {','.join(problem.corrections)}" if problem.corrections else ""
     computed = problem.specs[0].compute.precision.compute_dtype
     dtype = "" if computed is None else f" in {np.dtype(computed).name}"
@@ -114,12 +114,12 @@ def look(forward: Callable, state: StageState, place: Place, x: Tree, labels: Tr
 
 
 class Engine:
-    """Trains a problem. Both engines have these members, so that nobody needs to know which engine it is.
+    """Trains a problem. Both engines have these members, so that no caller needs to know which engine it is.
 
-    problem: what it trains, without the first weights, which would stay in memory.
-    losses: losses that are not read yet.
+    problem: what it trains, without the initial weights, which would stay in memory.
+    losses: the losses of its batches.
     entered: number of batches that have entered.
-    within_tick: whether a call is within a tick, or was cut off there. After that, only `restore` helps.
+    within_tick: whether a call is within a tick, or was cut off there. After a cut-off, only `restore` helps.
     unfinished: the operations under way; None if nobody watches.
     last: where stage K is; None if that is in another process.
     """
@@ -136,10 +136,10 @@ class Engine:
         self.unfinished: UnfinishedOperations | None = None
         self._preprocess = programs.jit(problem.preprocess) if problem.preprocess else None
         self._tally = programs.jit(partial(tally, specs[-1].report))
-        self._transform: tuple[Any, Any] = (None, None)  # the newest one and its program, as callers pass it again
+        self._transform: tuple[Any, Any] = (None, None)  # the newest transform and its program
 
     def no_losses(self) -> Losses:
-        """The losses before the first batch. A guarded pipeline does not warn: `Metrics.bad` tells of its updates."""
+        """The losses before the first batch. A guarded pipeline does not warn: `Metrics.bad` reports its updates."""
         return Losses(self.problem.read_behind, early=self.alone, warned=self.problem.specs[0].guard)
 
     def train_batch(self, inputs: Tree, labels: Tree) -> None:
@@ -171,7 +171,7 @@ class Engine:
         return value
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
-        """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
+        """Loss and error with the newest weights. transform: maps inputs to those of stage 1; or None."""
 
         def run(inputs: Tree, labels: Tree) -> Tally:
             outputs = self.outputs(inputs, len(jax.tree.leaves(labels)[0]), transform)
@@ -188,7 +188,7 @@ class Engine:
             return self.from_last(self.outputs(inputs, n, transform), with_examples(specs[-1].outputs, n))
 
     def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """What the transform of an evaluation makes of inputs on their device."""
+        """Applies the transform of an evaluation to inputs on their device."""
         if transform is None:
             return x
         if self._transform[0] is not transform:
@@ -207,8 +207,8 @@ class Engine:
         raise NotImplementedError
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises BadInput for a state of another model, split, method or engine, and for one
-        that is not whole; then nothing has changed, in no process, since everything new is made first."""
+        """The inverse of `snapshot`. Raises BadInput for a state that is incomplete, or of another model, split, method
+        or engine. Then nothing has changed in any process, since everything new is made first."""
         raise NotImplementedError
 
     def stage_variables(self) -> list[dict[str, Tree]]:
@@ -220,11 +220,11 @@ class Engine:
         raise NotImplementedError
 
     def bad(self) -> list[jax.Array]:
-        """For each guarded stage, the number of its first refused update, 0 if none: arrays that may be under way."""
+        """For each guarded stage, the number of its first refused update, 0 if none. The arrays may be under way."""
         raise NotImplementedError
 
     def norms(self) -> list[jax.Array]:
-        """For each stage the norm of its newest gradient, where they are measured: arrays that may be under way."""
+        """For each stage the norm of its newest gradient; [] if they are not measured. The arrays may be under way."""
         raise NotImplementedError
 
     def staleness(self) -> list[int]:

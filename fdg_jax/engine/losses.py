@@ -18,12 +18,12 @@ class Metrics(NamedTuple):
 
     step: the batch's number, from 1.
     loss: the batch's loss, at the weights of its forward pass.
-    bad: for each stage of a guarded pipeline, the number of its first refused update (0: none), as far as known by
-        then.
+    bad: for each stage of a guarded pipeline, the number of its first refused update (0: none), as known when this
+        loss was computed.
     metrics: what the loss function returned beside the loss, {name: number}.
-    gradient_norms: with `Pipeline(gradient_norms=True)`, for each stage the norm of the gradient that it was last
-        updated by when this loss was computed, before beta and the optimizer change it; 0 before its first update.
-        Stages are at different batches, as `staleness` says.
+    gradient_norms: with `Pipeline(gradient_norms=True)`, for each stage the norm of the gradient of its last update
+        before this loss was computed; 0 before its first update. It is measured before beta and the optimizer change
+        the gradient. Stages are at different batches, as `staleness` says.
     """
 
     step: int
@@ -49,16 +49,16 @@ class Results(NamedTuple):
 class Losses:
     """The losses of a pipeline: on the devices, and then on the host until the caller takes them.
 
-    It reads those that are finished and, beyond `limit` dispatches, the oldest. The limit bounds how far the host runs
-    ahead of an accelerator. Nothing else in the loop ever waits.
+    It reads finished losses and, if more than `limit` dispatches are unread, waits for the oldest. The limit bounds how
+    far the host runs ahead of an accelerator. Nothing else in the loop ever waits.
 
-    limit: dispatches that may be unread.
+    limit: the most dispatches that may be unread.
     early: whether losses are read as soon as they are finished. If not, they are read when the limit is reached, which
         is after the same batch in every process of a pipeline.
-    warned: whether a warning of a loss that is not finite has been given; True for none.
+    warned: whether a warning about a loss that is not finite has been given; True from the start means no warning.
     pending: (number of the first batch, results) of each dispatch that has not been read.
-    finished: what has been read and not been taken.
-    last, lost: the newest finished loss, and the first that is not finite; None before any.
+    finished: the metrics that have been read and not been taken.
+    last, lost: the newest finished metrics, and the first whose loss is not finite; None if there are none yet.
     """
 
     def __init__(self, limit: int, early: bool = True, warned: bool = False):
@@ -99,18 +99,18 @@ class Losses:
             self.read()
 
     def newest(self) -> Metrics | None:
-        """The newest finished loss, None before any."""
+        """The newest finished metrics; None before the first."""
         return self.last
 
     def take(self) -> list[Metrics]:
-        """Removes and returns what has been read, in order."""
+        """Removes and returns the metrics that have been read, in order."""
         taken = list(self.finished)
         self.finished.clear()
         return taken
 
     def warn(self) -> None:
-        """Warns, once, of a finished loss that is NaN or infinite. It comes before a call changes anything, as a
-        warning may be an error."""
+        """Warns once about a finished loss that is NaN or infinite. Call it before anything changes, because a filter
+        may turn the warning into an error."""
         if self.lost is None or self.warned:
             return
         self.warned = True

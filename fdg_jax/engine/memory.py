@@ -1,7 +1,7 @@
 """Predicts the memory that each stage needs, before anything compiles: for the choice of K and a batch size.
 
 How many things a stage holds comes from running its schedule on integers; how large they are comes from shapes. Only
-the forward pass is traced, which the training then need not do again. Stage k < K of FDG holds, for stashed and current
+the forward pass is traced, and training uses this trace again. Stage k < K of FDG holds, for stashed and current
 weights alike (a stash refers to its old weights in both cases, see fdg_jax.stage.stage):
 
     weights + optimizer + statistics + 2(K-k) stashes + the weights of as many updates as lie between + messages
@@ -32,14 +32,14 @@ Tree = Any
 
 
 class Memory(NamedTuple):
-    """Bytes of stage k on its device between two operations of the host loop, at the moment when they are most.
+    """Bytes of stage k on its device between two operations of the host loop, at the moment of their maximum.
 
     weights, statistics: the network's newest.
     optimizer: the optimizer's state.
     auxiliary: what the method adds (heads, synthesizers, feedback weights), and the state of a correction.
     stashes: what is kept of batches until their gradients come (activations, inputs, statistics).
     old_weights: earlier weights that stashes refer to.
-    gradients: those that wait in ADL's sum or in a delay line.
+    gradients: gradients that wait in ADL's sum or in a delay line.
     in_flight: messages that wait to be read, or have just been sent.
     kept: not bytes, but the number of batches in `stashes`.
     stash: bytes of one stash; not part of the total.
@@ -104,12 +104,12 @@ def initial(k: int, state: Any, weights: int) -> Memory:
 
 
 class StageContents:
-    """Stands for a stage in the host loop, with sizes in bytes as messages, and counts what the stage holds.
+    """Replaces a stage in the host loop, with sizes in bytes as messages, and counts what the stage holds.
 
     kept: by kind of operation, the weight version of each thing that is kept until that operation.
     waiting: the weight versions of the gradients in the delay line.
     mail: bytes of messages that wait.
-    sent: bytes of the last operation's messages by what they are. They stay on this device until they have arrived.
+    sent: {kind of message: bytes} of the last operation. They stay on this device until they have arrived.
     seen: where (k, what stage k holds) is added after every change.
     """
 
@@ -130,7 +130,7 @@ class StageContents:
         self.base = initial(stage.k, stage.state, tree_bytes(jax.eval_shape(stage.variables)["params"]))
 
     def run(self, kind: str, batch: int, messages: dict[str, int]) -> dict[str, int]:
-        """Counts an operation of the stage. Whoever sends its messages knows their sizes (`over_time`)."""
+        """Counts an operation of the stage. The sizes of its messages are counted in `over_time`, which sends them."""
         self.mail -= sum(messages.values())
         self.sent = {}
         if kind == "F":

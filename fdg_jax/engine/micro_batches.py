@@ -1,8 +1,8 @@
 """Splits a batch into M micro-batches on its way in, and joins their M losses on the way out (GPipe).
 
-The parts are as equal as can be. Each counts by its share of the examples, or of their weights. The backward pass of a
-part's mean loss begins with this share as its cotangent, so that the parts' gradients add up to the gradient of the
-batch's mean.
+The parts are as equal as possible. Each is weighted by its share of the examples, or of their weights. The backward
+pass of a part's mean loss begins with this share as its cotangent, so the parts' gradients add up to the gradient of
+the batch's mean.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ class MicroBatches:
     Arguments:
         M: number of parts.
         last: the place of stage K; None if that is in another process.
-        told: where this process gets the losses.
+        told: the place where this process gets the losses.
         dtype: of the loss.
     """
 
@@ -48,7 +48,7 @@ class MicroBatches:
         return [end - start for start, end in pairwise(bounds(n, self.M))]
 
     def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
-        """What enters the pipeline.
+        """Splits a batch into the parts that enter the pipeline.
 
         Arguments:
             x: the inputs, on stage 1's device; None if that is in another process.
@@ -78,7 +78,7 @@ class MicroBatches:
             number: the part's number, counted over all batches, from 1.
             report: its mean loss, or (that, metrics).
 
-        Returns: (batch, the same of the batch) if this was the batch's last part, else None.
+        Returns: (batch, its mean loss or (that, metrics)) if this was the batch's last part, else None.
         """
         if self.M == 1:
             return number, report
@@ -90,7 +90,7 @@ class MicroBatches:
 
 
 def shares_of_weights(weights: jax.Array, M: int, dtype: Any) -> jax.Array:
-    """The share of each part in the weight of a batch; equal shares if there is no weight in it."""
+    """The share of each part in the weight of a batch; equal shares if all weights are 0."""
     sums = jnp.stack([jnp.sum(part.astype(dtype)) for part in cut(weights, M)])
     total = jnp.sum(sums)
     return jnp.where(total > 0, sums / jnp.where(total > 0, total, 1), 1 / M).astype(dtype)

@@ -1,4 +1,4 @@
-"""Looks into a saved state of the host loop: what is in flight, and whether it is what the schedule will ask for."""
+"""Finds what is in flight in a saved state of the host loop, and checks that it is what the schedule needs."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def batch_sizes(state: Mapping[str, Any]) -> dict[int, int]:
 
 
 def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) -> None:
-    """Raises BadInput if a stage's saved state does not hold exactly what the schedule will ask for.
+    """Raises BadInput if a stage's saved state does not hold exactly what the schedule needs.
 
     Arguments:
         stage: the stage.

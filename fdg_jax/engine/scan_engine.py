@@ -90,7 +90,7 @@ class ScanEngine(Engine):
 
     @contextmanager
     def tick(self) -> Iterator[None]:
-        """Marks what must not be cut off. A program that failed to trace has changed nothing, and does no harm."""
+        """Marks a dispatch that must not be cut off. If tracing fails, nothing has changed, and the mark is removed."""
         before, self.within_tick = self.run, True
         try:
             yield
@@ -101,7 +101,7 @@ class ScanEngine(Engine):
         self.within_tick = False
 
     def advance(self, batches: int, report: Tree, bad: jax.Array | None, norms: list[jax.Array]) -> None:
-        """Notes the losses of a dispatch, and what comes with them."""
+        """Adds the losses of a dispatch, with the other results."""
         if self.unfinished is not None:
             self.unfinished.end(loss_of(report))
         results = Results(loss_of(report), () if bad is None else [bad], norms, metrics_of(report))

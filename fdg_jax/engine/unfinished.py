@@ -17,7 +17,7 @@ import jax
 from fdg_jax.machine import jax_internals
 
 Tree = Any
-MESSAGE = "message "  # begins the kind of what is awaited from another process, such as "message x"
+MESSAGE = "message "  # how the kind of a message from another process begins, such as "message x"
 
 
 class Dispatched(NamedTuple):
@@ -56,7 +56,7 @@ class UnfinishedOperations:
         self.entering = Dispatched(kind, k, first, last, time.monotonic(), False)
 
     def add(self, kind: str, k: int, batch: int, array: Any) -> None:
-        """Notes a message that has been asked for, also while an operation is being dispatched.
+        """Notes a message that is awaited, even while an operation is being dispatched.
 
         Arguments:
             kind, k: as in `Dispatched`. batch: its number. array: the message.
@@ -92,7 +92,7 @@ class UnfinishedOperations:
 
 
 def finished(array: Any) -> bool:
-    """Whether an array has been computed. One that was donated cannot be asked and counts as finished."""
+    """Whether an array has been computed. A donated array counts as finished, as it cannot be queried."""
     return array is None or array.is_deleted() or jax_internals.is_ready(array)
 
 
@@ -123,7 +123,7 @@ class TrackedStage:
     def array_of(self, kind: str, sent: dict[str, Tree], updates: int) -> Any:
         """The smallest array at hand that an operation computes.
 
-        For a forward pass that is a statistic, for a backward pass a weight, which are never donated. If there is none
+        For a forward pass this is a statistic, for a backward pass a weight; neither is ever donated. If there is none,
         it is a message, which then stays in memory until it is computed.
         """
         state, changed = self.stage.state, None

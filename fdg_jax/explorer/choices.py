@@ -1,6 +1,6 @@
 """What can be chosen in the explorer: the methods, the values of their options, K, and how long things take.
 
-The page has every schedule that can be chosen, and computes when its operations run. Times are multiples
+The page has every schedule that can be chosen, and computes when the operations of a schedule run. Times are multiples
 of the forward pass of an ordinary stage.
 """
 
@@ -38,7 +38,7 @@ class Times(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A method with values of those of its options that change its schedule.
+    """A method, with values of the options that change its schedule.
 
     options: name -> value, of the options that can be chosen.
     """
@@ -64,8 +64,8 @@ def offered(option: Option) -> tuple[Any, ...]:
 
 
 def choosable(method: Method) -> dict[str, tuple[Any, ...]]:
-    """The options of a method that make a difference to its schedule, with the values that the page offers. One that is
-    refused with the defaults of others is left out, as the page has every combination."""
+    """The options of a method that change its schedule, with the values that the page offers. An option is left out if
+    the method refuses one of its values with the defaults of the others, as the page has every combination."""
     found = {}
     for name in method.schedule_options:
         kinds = {told(Variant(method, {name: value}), 3) for value in offered(method.declared[name])}
@@ -75,7 +75,7 @@ def choosable(method: Method) -> dict[str, tuple[Any, ...]]:
 
 
 def told(variant: Variant, K: int) -> tuple[Any, ...] | None:
-    """What tells a variant from another: a steady tick, its updates and parts. None where it refuses that K."""
+    """What distinguishes variants: a steady tick, delays, updates and parts. None if the variant refuses that K."""
     try:
         schedule = variant.schedule(K)
     except BadInput:
@@ -90,23 +90,23 @@ def variants(method: Method) -> list[Variant]:
 
 
 def everything() -> Iterator[tuple[Method, list[Variant]]]:
-    """All methods, each with its variants. Raises BadInput where a file of one's own is unfinished."""
+    """All methods, each with its variants. Raises BadInput if a user's method file is unfinished."""
     for name in methods.names():
         method = methods.find(name)
         yield method, variants(method)
 
 
 def ticks_shown(schedule: Schedule) -> int:
-    """How many ticks the page shows: enough to fill the pipeline, and to see a gradient that is late come back.
+    """How many ticks the page shows: enough to fill the pipeline, and to show how a late gradient comes back.
 
-    With micro-batches a tick is a batch that fills the pipeline and drains it, so fewer take the same time.
+    With micro-batches, a batch fills and drains the pipeline within a tick, so fewer ticks take the same time.
     """
     K, M = schedule.K, schedule.micro_batches
     return -(-(4 * K + 6) * M // (M + K - 1)) if M > 1 else 4 * K + 6
 
 
 def check_start(method: Method, K: int, options: Mapping[str, Any]) -> None:
-    """Raises BadInput where the page has not what it is asked to open with."""
+    """Raises BadInput if the page cannot open with this K or these options, because it does not have them."""
     if K not in STAGES:
         raise BadInput(f"--K {K}: the page has K up to {STAGES[-1]}. The text, --svg and --trace take any.")
     on_page = choosable(method)

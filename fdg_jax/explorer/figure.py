@@ -1,6 +1,6 @@
 """A schedule as a picture: a row for each stage, below it the versions of its weights, and an arc that explains both.
 
-The arc goes from the stalest backward pass to the forward pass of the same batch. As a file it needs no other one, and
+The arc goes from the stalest backward pass to the forward pass of the same batch. The SVG file needs no other file, and
 its colours follow the reader's light or dark background.
 """
 
@@ -14,8 +14,8 @@ from fdg_jax.pages import charts
 from fdg_jax.pages.charts import LIGHT
 
 SCALE, ROW, HEIGHT, STRIP, LEFT, TOP = 26, 66, 26, 12, 76, 44
-LETTER = 5.2  # pixels of a letter of the sentences below, about
-COLOURS = {"F": "c0", "B": "c1"}  # of what an operation does; c3 for all else
+LETTER = 5.2  # about the width of a letter of the legend, in pixels
+COLOURS = {"F": "c0", "B": "c1"}  # by kind of operation; c3 for all other kinds
 
 
 def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], spread: bool = False) -> str:
@@ -23,22 +23,22 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str],
 
     Arguments:
         shown: the operations.
-        title: what stands above.
+        title: the text above.
         K: number of stages.
-        words: what kinds do that are neither F nor B.
-        spread: whether all devices work on every stage together (data parallel), so that a gap is no waiting.
+        words: {kind of operation: what it does} for kinds other than F and B.
+        spread: whether all devices work on every stage together (data parallel), so that gaps are not waiting times.
     """
     return charts.document(drawn(shown, title, K, words, spread), title)
 
 
 def element(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str]) -> str:
-    """The same as an element of a page that has the palette."""
+    """Draws operations as `figure` does, as an element of a page that has the palette."""
     return charts.element(drawn(shown, title, K, words, False), title, "schedule")
 
 
 def drawn(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], spread: bool) -> str:
     """matplotlib's SVG, in pixels."""
-    # All rows end where the first of them has no more operations; a row without any ends nothing.
+    # All rows end where the first one runs out of operations. Rows without operations do not count.
     end = float(min(max(op.end for op in shown if op.k == k) for k in {op.k for op in shown}))
     late = stalest([op for op in shown if op.end <= end])
     shown = [op._replace(end=min(op.end, Fraction(end))) for op in shown if op.begin < end]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fdg_jax.errors import BadInput
 
-LARGEST = 20_000_000  # bytes of a file; that of a timeline has some hundred thousand
+LARGEST = 20_000_000  # bytes of a file; timelines have some hundred thousand
 MOST = 20_000  # events on the page
 
 
@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parsed(found: Any) -> dict[str, Any]:
-    """What `read` returns, of the file's content. KeyError, TypeError, ValueError where it is something else."""
+    """What `read` returns, from the file's content. Raises KeyError, TypeError or ValueError for another file."""
     events = found["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     made: dict[str, list[list[Any]]] = {"measured": [], "predicted": []}

@@ -17,7 +17,7 @@ def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | N
         measured: a measured run, as `measured.read` returns it.
 
     Raises:
-        BadInput: the schedule of a method is wrong, or its file is.
+        BadInput: the schedule of a method, or its file, is wrong.
     """
     folder = files("fdg_jax.explorer")
     style, *scripts = (folder.joinpath(f).read_text(encoding="utf-8") for f in ("page.css", "simulate.js", "page.js"))

@@ -5,8 +5,9 @@ On h w^2 / 2 with momentum m and gradients that are n updates old, training is t
     v[t+1] = m v[t] + h w[t-n],   w[t+1] = w[t] - rate v[t+1].
 
 It is stable while all roots of z^(n+1) - (1+m) z^n + m z^(n-1) + rate h lie inside the unit circle (for n = 0 after
-multiplication by z). At the limit a first pair of roots is on it, z = exp(+-iw). The rate there is real and positive,
-which gives one equation for the angle w; for m = 0 it is w = pi / (2n+1), and the limit is 2 sin(pi / (2 (2n+1))) / h.
+multiplication by z). At the limit a first pair of roots is on the circle, z = exp(+-iw). There the rate is real and
+positive, which gives one equation for the angle w; for m = 0 it is w = pi / (2n+1), and the limit is 2 sin(pi / (2
+(2n+1))) / h.
 """
 
 import math

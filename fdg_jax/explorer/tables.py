@@ -1,7 +1,7 @@
 """All that the page can show, as one object for its script: every schedule that can be chosen, tick by tick.
 
-An operation is a word such as `B1.9:8!`: stage 1's backward pass of batch 9, before which it has made 8 updates, and
-which ends with one. Ticks are separated by `|`. The page computes when the operations run
+An operation is a word such as `B1.9:8!`: the backward pass of stage 1 on batch 9, after 8 updates of the stage; `!`
+means that the operation ends with an update. Ticks are separated by `|`. The page computes when the operations run
 (simulate.js). Many schedules have the same operations, so a table refers to these texts by number.
 """
 
@@ -22,14 +22,14 @@ from fdg_jax.schedule.walk import filling, walk
 
 
 class Tables:
-    """Collects the page's tables. ticks: text -> its number."""
+    """Collects the page's tables. ticks: {a schedule's operations as a text: the number of this text}."""
 
     def __init__(self) -> None:
         self.ticks: dict[str, int] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
 
     def add(self, variant: Variant, K: int) -> bool:
-        """Adds a variant with K stages. Returns whether it takes that many. BadInput where its schedule is wrong."""
+        """Adds a variant with K stages. Returns False if it refuses K. Raises BadInput if its schedule is wrong."""
         try:
             schedule = variant.schedule(K)
         except BadInput:
@@ -37,7 +37,7 @@ class Tables:
         ticks, method = choices.ticks_shown(schedule), variant.method
         try:
             trace = validate(schedule, max(ticks, steady_after(schedule)))
-        except ScheduleError as error:  # of a file of one's own
+        except ScheduleError as error:  # in a method file that a user wrote
             fact = f"fdg_jax/methods/{method.name}.py: with K={K} its schedule is wrong: {error}"
             raise BadInput(f"{fact}\nMend the file, or take it away: the page has all methods.") from None
         told, cost = versions(schedule, ticks, trace), method.costs(K)
@@ -66,12 +66,12 @@ class Tables:
 
 
 def word(op: Op, version: int, used: int, updates: bool) -> str:
-    """An operation as the page reads it."""
+    """An operation in the form that the page reads."""
     return f"{op.kind}{op.k}.{op.batch}:{version}{'!' * updates}"
 
 
 def repetition(schedule: Schedule, ticks: int) -> tuple[int, int]:
-    """(p, n): after tick `ticks`, a tick is the one p ticks before it with batches whose numbers are n more."""
+    """(p, n): after tick `ticks`, each tick repeats the one p ticks earlier, with batch numbers that are n larger."""
 
     def tick(t: int, more: int = 0) -> list[Op]:
         return [op._replace(batch=op.batch + more) for op in schedule.tick(t, None)]
@@ -84,7 +84,7 @@ def repetition(schedule: Schedule, ticks: int) -> tuple[int, int]:
 
 
 def sends(schedule: Schedule, ticks: int) -> dict[str, list[tuple[str, int, int]]]:
-    """{"F1": [(kind, k, n), ...]}: who reads the messages of a kind of operation; its batch is n later."""
+    """{"F1": [(kind, k, n), ...]}: the operations that read the messages of F at stage 1, on batches n later."""
     readers: dict[Op, list[tuple[str, int, int]]] = {}
     for _, steps in walk(schedule, filling(schedule, ticks)):
         for step in steps:
@@ -93,13 +93,13 @@ def sends(schedule: Schedule, ticks: int) -> dict[str, list[tuple[str, int, int]
     found: dict[str, list[tuple[str, int, int]]] = {}
     for op, to in readers.items():
         name = f"{op.kind}{op.k}"
-        found[name] = max(found.get(name, []), to, key=len)  # not all of the last ones have been read
+        found[name] = max(found.get(name, []), to, key=len)  # the last messages have not been read by all
     return found
 
 
 def within_a_tick(schedule: Schedule, method: Method) -> dict[str, Any]:
-    """Whether a stage waits for another within a steady tick, and the forward passes that a batch takes for each value
-    of BACKWARD if a barrier stands between ticks; stages are even and sending is free. Nothing where ticks differ."""
+    """Whether a stage waits for another within a steady tick. And, for each value of BACKWARD, the time per batch with
+    a barrier between ticks, in forward passes of a stage; stages are even and sending is free. {} if ticks differ."""
     try:
         waits, K, cost = locks(schedule).waits, schedule.K, method.costs(schedule.K)
     except ScheduleError:
@@ -109,7 +109,7 @@ def within_a_tick(schedule: Schedule, method: Method) -> dict[str, Any]:
 
 
 def about(method: Method, made: Sequence[Variant], stages: Sequence[int]) -> dict[str, Any]:
-    """What the page says of a method, and what can be chosen."""
+    """What the page says about a method, and the options that can be chosen."""
     options = choices.choosable(method)
     auxiliary = any(three[2] for three in method.costs(2).values())
     # Feedback weights, local losses and synthetic gradients give other gradients than BP's, late or not; the last two
@@ -138,7 +138,7 @@ def tables(start: Mapping[str, Any] | None = None) -> dict[str, Any]:
         start: what is chosen when the page opens: "method", "K" and options of the method.
 
     Raises:
-        BadInput: the schedule of a method is wrong, or its file is.
+        BadInput: the schedule of a method, or its file, is wrong.
     """
     made, listed = Tables(), []
     for method, variants in choices.everything():

@@ -48,7 +48,7 @@ def unit(schedule: Schedule, cost: Costs) -> int:
 
 
 def durations(schedule: Schedule, cost: Costs, backward: int) -> dict[str, tuple[int, int]]:
-    """{kind: how long an ordinary stage and how long stage K takes for an operation, in units}.
+    """{kind of operation: (its time at an ordinary stage, its time at stage K)}, in units.
 
     Stage K computes the true loss, so it has no auxiliary network.
     """
@@ -62,7 +62,7 @@ def durations(schedule: Schedule, cost: Costs, backward: int) -> dict[str, tuple
 
 
 def whole(number: Fraction) -> int:
-    """That number as an integer. ValueError where it is none."""
+    """A number as an integer. Raises ValueError if it is not whole."""
     if number.denominator != 1:
         raise ValueError(f"{number} is no whole number of units: choices.py has times that timeline.PARTS cannot tell.")
     return int(number)
@@ -141,8 +141,8 @@ def full_tick(schedule: Schedule) -> int:
 
 
 def stalest(shown: Sequence[Shown]) -> Shown | None:
-    """The first backward pass with the most updates since its forward pass, not of the very first weights if there is
-    another; None if no gradient is late."""
+    """The first backward pass with the most updates since its forward pass; None if no gradient is late. If possible,
+    it is one whose forward pass did not use the initial weights."""
     late = [op for op in shown if op.kind == "B" and op.version > op.used]
     most = [op for op in late if op.version - op.used == max(op.version - op.used for op in late)]
     return next((op for op in most if op.used), most[0] if most else None)

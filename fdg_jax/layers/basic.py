@@ -2,7 +2,7 @@
 
 All take [batch, height, width, channel] in float32 or, with kernels of the same dtype, in bfloat16, and return that
 dtype. Sums over a batch or a feature map are float32 (fdg_jax.stage.precision says what is cast where). Convolutions
-(fdg_jax.layers.convolution) have no bias unless a model asks for one, as a batch norm follows. Nothing is computed at
+(fdg_jax.layers.convolution) have no bias unless a model asks for one: a batch norm follows them. Nothing is computed at
 import.
 
 Deviation from the authors' released code: our convolutions are initialised with He's normal distribution over the
@@ -13,8 +13,8 @@ initialisation.
 
 Convolutions, batch norms and rectifiers have a hand-written backward pass, so they support reverse mode only. The
 weights among their residuals are the arguments themselves, so that an engine can put other weights into a stashed VJP
-closure. How much each of these faster forms gains over JAX's plain forms is measured by `benchmarks/block_cost.py`,
-which also has the plain forms and those that were tried and dropped:
+closure. `benchmarks/block_cost.py` measures what each of these faster forms gains over JAX's plain form. It also has
+the plain forms, and forms that were tried and dropped:
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost
 """
@@ -32,7 +32,7 @@ from fdg_jax.layers.convolution import conv, plain_conv
 Initializer = nn.initializers.Initializer
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 # PyTorch's default for the weights of linear layers, which the authors' code keeps: uniform in +-1/sqrt(fan_in). It is
-# PyTorch's default for convolutions, too, which start otherwise here unless a model asks for it.
+# PyTorch's default for convolutions, too; here they start with `he_fan_out` unless a model asks for this.
 torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 MOMENTUM = 0.9

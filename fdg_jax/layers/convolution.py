@@ -4,10 +4,10 @@ Inputs are [batch, height, width, channel], kernels [k, k, channel, features]. P
 the reference implementations (Flax's "SAME" pads a stride-2 convolution on one side only). Sums over a batch are
 float32.
 
-`conv` has a hand-written backward pass, so it supports reverse mode only. On other devices than CPUs everything is
-XLA's own convolutions. `benchmarks/block_cost.py` measures what each faster form gains. They are made for devices of
-one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option `layers=plain` of
-`benchmarks.images_per_second` turns them off.
+`conv` has a hand-written backward pass, so it supports reverse mode only. On devices other than CPUs, it uses XLA's own
+convolutions only. `benchmarks/block_cost.py` measures what each faster form gains. The faster forms are made for
+devices of one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option
+`layers=plain` of `benchmarks.images_per_second` turns them off.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def _pixels_at_once(x: Sequence[int], kernel: Sequence[int], stride: int) -> int
 
     16 features do not fill the vectors of XLA's CPU convolution. A 3 x 4 kernel with stride 2 along the width computes
     two pixels, 32 features, at a time: a third more arithmetic, but full vectors. For images of 3 channels a 3 x 6
-    kernel computes four: twice the arithmetic, but the plain convolution was a quarter as fast as others.
+    kernel computes four: twice the arithmetic, but the plain convolution had only a quarter of the usual speed.
     """
     if PLAIN or stride > 1 or kernel[0] != 3 or kernel[3] > 16:
         return 1
@@ -110,7 +110,7 @@ def _together(pixels: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
 def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """The gradient of `conv` for the kernel, of which only shape and dtype are used.
 
-    On a CPU that of a 1 x 1 kernel is a matrix product.
+    On a CPU, the gradient of a 1 x 1 kernel is a matrix product.
     """
 
     def plain(x, dy):

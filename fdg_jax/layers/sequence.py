@@ -1,7 +1,7 @@
 """The layers of a transformer: root-mean-square norm, causal attention, rotary positions.
 
 All take [batch, T, width] in float32 or bfloat16, return that dtype, and have no biases. Sums over the width, and the
-softmax, are float32. What they keep for the backward pass is made of the inputs or is an argument, so that an engine
+softmax, are float32. For the backward pass they keep only arguments and arrays made of the inputs, so that an engine
 can put other weights into a stashed VJP closure (see fdg_jax.layers.basic).
 """
 
@@ -17,7 +17,7 @@ ROTARY_BASE = 10_000.0  # the longest wavelength, in tokens and over 2 pi
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale over the last axis (Zhang and Sennrich 2019). Flax's keeps its scale in the closure."""
+    """x / rms(x) * scale over the last axis (Zhang and Sennrich 2019). Flax's norm keeps its scale in the closure."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -62,8 +62,8 @@ class Dense(nn.Module):
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [..., c] times kernel [c, features], in x's dtype.
 
-    All leading axes become one first. With more than one, the derivative with respect to the matrix comes out
-    transposed, and XLA copies dy for it on a CPU, which takes longer than the product. The bits are the same.
+    All leading axes are first merged into one. Otherwise the derivative with respect to the matrix would be transposed,
+    and XLA on a CPU would copy dy for it, which takes longer than the product. The results are equal bit for bit.
     `benchmarks/block_cost.py` measures what this gains.
     """
     rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""The paper's Tables 1 and 2 for every method and any K, and a third one of the corrections of late gradients.
+"""The paper's Tables 1 and 2 for every method and any K, and a third table of the corrections of late gradients.
 
 All of it is derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), stashes and staleness from a run
 on integers, parameters from the shapes of the real pipeline.
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     stashes: the largest of any stage.
     staleness: of the stages 1..K, in updates: the average in the full pipeline.
     old_weights: the most copies of its weights, beside the newest, that a stage keeps for its stashes.
-    time, speed_up: per batch with a barrier after each tick, and over BP.
+    time, speed_up: time per batch with a barrier after each tick, and the speed-up over BP.
     free, free_speed_up: the same without a barrier.
     """
 
@@ -129,7 +129,7 @@ def trains_more(name: str) -> bool:
 
 
 def keeps_weights(name: str) -> bool:
-    """Whether what a method's stages keep of a batch refers to the weights of its forward pass."""
+    """Whether a method's stages keep the weights of a batch's forward pass until its backward pass."""
     stage = methods.find(name).stage
     return stage is None or stage.keeps_weights
 
@@ -147,7 +147,7 @@ def table_1(rows: Sequence[Row]) -> str:
 
 
 def late(staleness: Sequence[float]) -> str:
-    """The staleness of the stages in words; of more than four, that of stage 1."""
+    """The staleness of the stages as text; if there are more than four, only that of stage 1."""
     shown = [f"{n:.3g}" for n in staleness]
     return " ".join(shown) if len(shown) <= 4 else f"{shown[0]} at most"
 
@@ -155,7 +155,7 @@ def late(staleness: Sequence[float]) -> str:
 def table_3(K: int) -> str:
     """The corrections of late gradients: what each changes, and what it costs a late stage in memory.
 
-    It imports JAX when it is called, and computes nothing. Corrections are made at their defaults, shrink with beta.
+    It imports JAX when it is called, and computes nothing. Options have their defaults, and beta is 0.5.
     """
     import jax
     import numpy as np

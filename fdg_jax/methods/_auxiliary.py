@@ -1,16 +1,16 @@
 """Small networks that give a stage a gradient when it does not wait for the network's.
 
 `HEADS` are local classifiers, the values of `--aux`. DGL and local error learning train a stage on the `local_loss` of
-their outputs. `Synthesizer` is DNI's, and guesses the gradient itself. All take a stage's outputs, feature maps [b, h,
-w, c] or vectors [b, features] (for these, dense layers replace convolutions). Sequences [b, T, features] are b T
-vectors, each with a label of its own (our extension: their authors have images only). They compute in float32 and read
-all other sizes off their inputs. Every head is used like this:
+their outputs. `Synthesizer` is DNI's, and guesses the gradient itself. All take a stage's outputs: feature maps [b, h,
+w, c] or vectors [b, features] (for vectors, dense layers replace convolutions). Sequences [b, T, features] are b T
+vectors, each with a label of its own (our extension: the original papers have images only). All compute in float32 and
+take all other sizes from their inputs. Every head is used like this:
 
     aux = HEADS["mlp-sr"](classes)
     outputs = aux.apply(variables, y, train)
     value = local_loss(loss, outputs, labels)  # loss(scores, labels) is the user's
 
-Deviations that concern all: biases start at zero, where PyTorch draws them. Convolutions start from He's normal
+Deviations of all of them: biases start at zero; PyTorch's are random. Convolutions start from He's normal
 distribution over the fan-out, as elsewhere in this package, and have no bias (except a synthesizer's last one). Nothing
 here computes at import.
 """
@@ -29,7 +29,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.stage.weighted import without_weights
 
 # How many numbers enter a linear classifier: 2 x 2 x 32 for ResNet-20's maps in the middle. Nokland and Eidnes use
-# 2048, and Adam. With so many, SGD at the paper's rate of 0.1 diverges (docs/log.md, 2026-11-21).
+# 2048, with Adam. With 2048, SGD at the paper's rate of 0.1 diverges (docs/log.md, 2026-11-21).
 ENTRIES = 128
 MATCHING = 0.99  # the share of similarity matching in PredSim's loss
 zeros = nn.initializers.zeros
@@ -39,7 +39,7 @@ class Outputs(NamedTuple):
     """The outputs of a head.
 
     scores: class scores [b, classes], or [b, T, classes] of sequences.
-    features: [b, n], what similarities are computed from ([b T, n] of sequences); None if they are not matched.
+    features: [b, n] ([b T, n] for sequences), from which similarities are computed; None if they are not matched.
     """
 
     scores: jax.Array
@@ -72,7 +72,7 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
 def similarity(x: jax.Array) -> jax.Array:
     """Cosines between the rows of x [b, n], each row centred on its own mean: [b, b].
 
-    Deviation from the code of Nokland and Eidnes: what rounding leaves above 1 (1e-7) is not cut off.
+    Deviation from the code of Nokland and Eidnes: values that rounding puts above 1 (by 1e-7) are not clipped.
     """
     centred = x - jnp.mean(x, axis=1, keepdims=True)
     unit = centred / (1e-8 + safe_sqrt(jnp.sum(jnp.square(centred), axis=1, keepdims=True)))
@@ -87,11 +87,11 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
 class MLPSR(nn.Module):
     """DGL's MLP-SR-aux (Belilovsky et al. 2020), as in its public code for ResNets on CIFAR.
 
-    Maps are averaged to ceil(h/4) x ceil(w/4). Then come three times 1x1 convolution, batch norm and ReLU at the same
-    width c. The result is averaged to 2 x 2 and flattened. Then come three times linear layer, batch norm and ReLU at
-    width 4c, and a linear layer to the classes. Vectors take the linear part only, at their own width. The linear
-    layers have biases, as in the original, although the batch norms behind them cancel these: they count as auxiliary
-    parameters.
+    Maps are averaged to ceil(h/4) x ceil(w/4). Three blocks of 1x1 convolution, batch norm and ReLU follow, at the same
+    width c. The result is averaged to 2 x 2 and flattened. Three blocks of linear layer, batch norm and ReLU follow, at
+    width 4c, then a linear layer to the classes. Vectors take the linear part only, at their own width. The linear
+    layers have biases, as in the original, although the batch norms behind them cancel these. The biases count as
+    auxiliary parameters.
     Deviation: the original declares one more batch norm (2c parameters) that it never uses here. It is left out.
     """
 
@@ -120,7 +120,7 @@ class LinearClassifier(nn.Module):
     It is trained, whereas Mostafa et al. keep theirs fixed and random. Maps are averaged, halving height and width in
     turns, until at most `entries` numbers per example enter. As in the code of Nokland and Eidnes its weights start at
     zero, so that the first batch trains the classifier and leaves the stage alone.
-    Deviation: where halving does not come out even, their pooling counts zeros of a padding. Ours does not.
+    Deviation: for odd sizes, their pooling includes zero padding in the average. Ours does not.
     """
 
     classes: int
@@ -139,9 +139,9 @@ class PredSim(nn.Module):
     """The linear classifier and a similarity-matching head (Nokland and Eidnes 2019, "predsim").
 
     For maps, the second head is a 3x3 convolution c -> c, of which it takes the standard deviation over space per
-    channel. (Theirs divides by one place less, which changes no cosine.) For vectors it is a linear layer of their own
-    width. Neither has a bias. As in their code, the maps themselves are compared if there are 3 channels or fewer, or
-    only one place.
+    channel. (Theirs divides by n - 1 instead of n, which changes no cosine.) For vectors it is a linear layer of the
+    same width. Neither has a bias. As in their code, the maps themselves are compared if there are 3 channels or fewer,
+    or only one position.
     """
 
     classes: int
@@ -170,8 +170,8 @@ class Synthesizer(nn.Module):
     For maps: 5x5 convolution to `width`, batch norm, ReLU, 5x5 convolution at that width, batch norm, ReLU, 5x5
     convolution to y's channels. For vectors: linear layers of the same widths. The last layer starts at zero, so the
     first gradients are 0.
-    Deviation: only the last layer has biases. Those of the original stand before a batch norm, which cancels them. Adam
-    divides their gradients, which are rounding noise, by the noise's own size, and would so move them at full speed.
+    Deviation: only the last layer has biases. The original's other biases stand before a batch norm, which cancels
+    them. Their gradients are rounding noise. Adam divides this noise by its own size, so they would move at full speed.
 
     classes: number of classes.
     conditional: whether a linear map of the one-hot labels (integers [b]) is added behind the first layer (cDNI).
@@ -220,7 +220,7 @@ def vectors(y: jax.Array) -> jax.Array:
 
 
 def sequences(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `vectors` for what came of them, [b T, n]. shape: of the y that it was."""
+    """The inverse of `vectors`, for results [b T, n]. shape: that of the array which `vectors` took."""
     return x.reshape(*shape[:2], -1) if len(shape) == 3 else x
 
 
@@ -255,7 +255,7 @@ def average_pool(y: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def pooling_matrix(n: int, parts: int) -> np.ndarray:
-    """[parts, n]: row i averages the places from floor(i n / parts) to ceil((i + 1) n / parts), the latter excluded."""
+    """[parts, n]: row i averages positions floor(i n / parts) to ceil((i + 1) n / parts), the latter excluded."""
     start, end = np.arange(parts) * n // parts, -(-np.arange(1, parts + 1) * n // parts)
     place = np.arange(n)
     inside = (start[:, None] <= place) & (place < end[:, None])

@@ -2,20 +2,20 @@
 
     θ^{t+1} = θ^t - γ_t (g^{t,1}(θ^t) + ... + g^{t,K}(θ^t)) / K        g^{t,r}: the gradient of part r of batch t
 
-The network is cut into K stages as ever, so that parameters, flags and checkpoints are the same for every method, and
-the schedule is BP's. Only the places differ: a stage is on all K devices, its weights on each of them, and a batch is
-split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce). Then
-comes one update, the same everywhere.
+The network is cut into K stages, so that parameters, flags and checkpoints are the same as for every other method. The
+schedule is BP's. Only the places differ: a stage is on all K devices, with its weights on each of them, and a batch is
+split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce). One
+update follows, the same on all devices.
 
 `--batch-norm sync`: a stage is simply BP's, computed on arrays that are spread over the devices; XLA inserts the
-communication. A batch norm sees the whole batch, so this is BP for any module, except for the rounding of sums. A batch
-whose size the number of devices does not divide is computed on every device, which is exact but no faster.
+communication. A batch norm sees the whole batch, so this is BP for any module, except for the rounding of sums. If the
+number of devices does not divide the batch size, every device computes the whole batch, which is exact but no faster.
 
 `--batch-norm local` is what PyTorch's DistributedDataParallel does: a replica normalises with its own part of the batch
-and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. A batch whose
-size K does not divide is cut into parts as equal as can be, which count by their numbers of examples and are computed
-on every device; a replica without an example leaves its statistics as they are. Deviation: DistributedSampler repeats
-examples instead, which then count twice.
+and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. If K does not
+divide the batch size, the parts are as equal as possible, are weighted by their numbers of examples, and are computed
+on every device; a replica without an example keeps its statistics. Deviation: DistributedSampler instead repeats
+examples, which then count twice.
 """
 
 import dataclasses
@@ -54,10 +54,11 @@ class Options:
 
 
 class ReplicaPlace(Place):
-    """A place on all devices: weights on each of them, a batch split along its first axis if they divide its size.
+    """A place on all devices. Each of them has the weights. A batch is split along its first axis if the number of
+    devices divides its size.
 
     Arguments:
-        devices: of the K replicas. If fewer than K are distinct, each gets as many replicas as any other.
+        devices: of the K replicas. If fewer are distinct, n of them are used for K/n replicas each; n divides K.
     """
 
     def __init__(self, devices: Sequence[Any]):
@@ -118,10 +119,10 @@ class ReplicatedStage(Stage):
     def wait_on_cpu(self, arrays: Tree) -> None:
         """On a CPU, waits for the arrays that the next operation uses, so that few programs are under way.
 
-        An all-reduce among emulated devices blocks one thread per device until all have come, and there are as many
+        An all-reduce among emulated devices blocks one thread per device until all have arrived. There are as many
         threads as devices (or cores, if these are more). If too many programs are under way on a device, launching the
-        next one blocks a thread, too. Then too few threads are left and nothing goes on: this was seen on 2 cores for K
-        = 8, within 40 batches. Waiting costs little, as the method is locked anyway.
+        next one blocks a thread, too. Then too few threads are left, and the training hangs. This was seen on 2 cores
+        for K = 8, within 40 batches. Waiting costs little, as the method is locked anyway.
         """
         if self.waits:
             jax.block_until_ready(arrays)
@@ -144,7 +145,7 @@ class ReplicatedStage(Stage):
 
 
 def first_replica(tree: Tree) -> Tree:
-    """The entries of replica 1, of leaves [K, ...]."""
+    """The entries of replica 1 in a tree with leaves [K, ...]."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
@@ -214,8 +215,8 @@ def examples(tree: Tree) -> int:
 def in_unequal_parts(functions: Functions, K: int, loss_dtype: Any) -> Functions:
     """A stage's functions for batches that K does not divide: all replicas, one after the other.
 
-    The loss of a part counts by the part's share of the examples, and so does its gradient, as the cotangent of the
-    loss is that share. Arguments as those of `by_replica`.
+    A part's loss is weighted by the part's share of the examples. This share is also the cotangent of the loss, so the
+    gradient has the same weight. The arguments are those of `by_replica`.
     """
 
     def parts(tree):
@@ -244,7 +245,7 @@ def in_unequal_parts(functions: Functions, K: int, loss_dtype: Any) -> Functions
 
 
 def joined(*parts: Any) -> Any:
-    """The arrays of a batch's parts as one. Those of float0, cotangents of integers, have no values."""
+    """Joins the arrays of a batch's parts into one. Arrays of float0 (cotangents of integers) have no values."""
     first = parts[0]
     if first.dtype == jax.dtypes.float0:
         return np.zeros((sum(map(len, parts)), *first.shape[1:]), first.dtype)
@@ -254,8 +255,8 @@ def joined(*parts: Any) -> Any:
 def map_replicas(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:
     """Returns each(run), which calls run(params, *trees) for every replica on its device; leaves are [K, ...].
 
-    It is not jax.vmap, which turns some convolutions into grouped ones: ResNet-8 then takes three times as long on a
-    CPU.
+    It does not use jax.vmap, which turns some convolutions into grouped ones: ResNet-8 then takes three times as long
+    on a CPU.
     """
 
     def each(run: Callable) -> Callable:
@@ -277,7 +278,7 @@ def map_replicas(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:
 
 
 def shared_costs(K: int) -> Mapping[str, tuple[float, float, float]]:
-    """What an operation costs one of K devices that do it together."""
+    """The cost of an operation for each of the K devices that share it."""
     return {"F": (1 / K, 0, 0), "B": (0, 1 / K, 0)}
 
 

@@ -3,16 +3,16 @@ late.
 
     θ_k^{t+1} = θ_k^t - γ_t g_k^d(θ^d)        d = t - (K-k)
 
-`--weights stashed`, the default, is the formula of its paper: the gradient is taken at the weights of the batch's own
+`--weights stashed`, the default, is the formula of DDG's paper: the gradient is taken at the weights of the batch's own
 forward pass. Neither released code computes that. DDG's own code and that of the FDG authors update the weights in
-place and then go back through the graph of the old forward pass. So old activations meet the newest weights: that is
-`--weights current`. The two differ where K-k is not 0.
+place and then go back through the graph of the old forward pass. So they combine old activations with the newest
+weights, which is `--weights current`. The two differ where K-k is not 0.
 
 The same training has other names. With stashed weights it is PipeDream's 1F1B with weight stashing (Narayanan et al.
 2019), so `pipedream` is a name for it. With --weights current and --accumulate 8 it is PACI (2606.07881). With
 --one-version and --accumulate M >= K it is PipeDream-2BW (Narayanan et al. 2021): all M gradients of an update come
-from one version of the weights, and every stage is late by one update. Of 2BW these are the weights and not the memory:
-a stage holds back up to M gradients here, where 2BW keeps a second copy of its weights.
+from one version of the weights, and every stage is late by one update. The weights are those of 2BW; the memory is not:
+here a stage holds up to M gradients, while 2BW keeps a second copy of its weights.
 """
 
 import dataclasses
@@ -61,9 +61,9 @@ def forward_locked(
         K: number of stages.
         name: the method's.
         accumulate: backward passes per update.
-        accumulation: "sum" or "mean", what an update uses of their gradients.
-        one_version: whether stage k puts off the use of a gradient by M-(K-k) backward passes more, so that it is M
-            behind in all, and all M gradients of an update come from one version.
+        accumulation: whether an update uses the "sum" or the "mean" of their gradients.
+        one_version: whether stage k puts off the use of a gradient by M-(K-k) further backward passes. The gradient is
+            then M late in all, and all M gradients of an update come from one version.
 
     Raises:
         BadInput: K or accumulate is below 1, or accumulate is less than K with one_version.

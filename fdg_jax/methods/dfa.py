@@ -5,9 +5,9 @@
 The cotangent of stage k < K is a fixed random projection of e = d loss / d outputs [batch, classes]. The stage goes
 backward through itself as in BP, and nothing is passed down. Forward passes stay locked; all backward passes run at
 once.
-Deviation: Nokland projects to every layer. Here the error reaches every stage once, and within a stage it is BP. Of
-sequences [batch, T, classes] every token's error is projected by itself, with one matrix (our extension): a projection
-of all T at once would mix the errors of all tokens, and be T^2 times as large.
+Deviation: Nokland projects to every layer. Here the error is projected to every stage, which uses BP within itself. In
+sequences [batch, T, classes], every token's error is projected separately, with the same matrix (our extension). One
+projection of all T tokens would mix their errors, and its matrix would be T^2 times as large.
 """
 
 import jax
@@ -52,7 +52,7 @@ def dfa_messages(K: int) -> Messages:
 class DirectFeedbackStage(Stage):
     """A stage below K, whose cotangent is a projection of the error at the outputs; or stage K, which sends the error.
 
-    The projection, [classes, numbers in y per example], or per token of sequences, is in `own`.
+    The projection is in `own`: [classes, numbers in y per example], or per token for sequences.
     """
 
     cotangent_down = False
@@ -84,7 +84,7 @@ class DirectFeedbackStage(Stage):
 
 
 def kept_axes(spec: Spec) -> int:
-    """The axes that errors and activations have in common: the batch, and of sequences [batch, T, ...] the tokens."""
+    """How many leading axes errors and activations share: the batch and, for sequences [batch, T, ...], the tokens."""
     sequences = spec.y.ndim == spec.outputs.ndim == 3 and spec.y.shape[1] == spec.outputs.shape[1]
     return 2 if sequences else 1
 

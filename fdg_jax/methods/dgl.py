@@ -2,8 +2,8 @@
 
     θ_k^{t+1} = θ_k^t - γ_t ∂loss(a_k(h_k(x_k^t)), labels^t) / ∂θ_k        a_k: the auxiliary network of stage k < K
 
-A stage below K ends in a small auxiliary network (`--aux`) that gets the labels. Nothing comes back from above, so a
-stage is finished with a batch in the tick in which it gets it. With the linear head, or with similarity matching, this
+A stage below K ends in a small auxiliary network (`--aux`) that gets the labels. No gradient comes from above, so a
+stage finishes a batch in the tick in which the batch arrives. With the linear head, or with similarity matching, this
 is local error learning (Mostafa et al. 2018; Nokland and Eidnes 2019), by stages instead of layers.
 """
 
@@ -102,7 +102,7 @@ class LocalLossStage(Stage):
         params, extra = split_variables(spec.variables)
         aux_params, aux_extra = split_variables(programs.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
         state = StageState((params, aux_params), {**extra, "auxiliary": aux_extra})
-        # The auxiliary network computes in float32, whatever the network does.
+        # The auxiliary network computes in float32, whatever the dtype of the network.
         pair_weights = lambda pair: (weights(pair[0]), pair[1])  # noqa: E731
         return make_functions(objective, outputs, dtype, spec.compute, pair_weights), state
 
@@ -118,7 +118,7 @@ class LocalLossStage(Stage):
 
 
 def network(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The collections of the network itself."""
+    """The collections in `extra` without the auxiliary network's."""
     return {name: value for name, value in extra.items() if name != "auxiliary"}
 
 

@@ -1,19 +1,19 @@
 """DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient and never waits for it.
 
-    θ_k^{t+1} = θ_k^t - γ_t s_k(y_k^t, labels^t) ∂y_k^t / ∂θ_k        y_k^t: what stage k gives for batch t
-    s_k learns to be dy_k, by the squared difference
+    θ_k^{t+1} = θ_k^t - γ_t s_k(y_k^t, labels^t) ∂y_k^t / ∂θ_k        y_k^t: the output of stage k for batch t
+    s_k learns to predict dy_k, by the squared difference
 
 At every boundary, a synthesizer maps activations (and labels) to the gradient that stage k+1 would send. It is trained
-on what stage k+1 does send a tick later, which itself comes from a guess (bootstrapping).
+on the gradient that stage k+1 sends a tick later, which is itself based on a guess (bootstrapping).
 
-Deviation: the stages are trained with the recipe that all methods get here (in the commands SGD with momentum, rate
+Deviation: the stages are trained with the recipe that all methods have here (in the commands SGD with momentum, rate
 0.1); only the synthesizers have Adam. DGL's code, which compares with DNI, trains everything with Adam at 3e-5 and says
 that SGD does not converge. So our results with DNI, which are poor, say little about DNI. The FDG paper has no errors
 of DNI: it leaves DNI out, because of what others report for deep networks.
 
 The synthesizer models the gradient of an example's own loss, which is the batch size times the gradient of the batch's
-mean loss. A step of Adam changes every output of a synthesizer by a fixed amount; otherwise that would be a hundred
-times larger than the gradients.
+mean loss. The latter would be a hundred times smaller than the fixed amount by which a step of Adam changes every
+output of a synthesizer.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ def dni(K: int) -> Schedule:
 
 
 def dni_messages(K: int) -> Messages:
-    """B waits for no cotangent; S takes the one that came. Labels go to every stage."""
+    """B takes no cotangent; S takes the one that stage k+1 sent. Labels go to every stage."""
     takes, gives, enters = chain(K, local=True)
     return Messages(
         takes=lambda op: () if op.kind == "B" else takes(op),
@@ -97,7 +97,7 @@ class SynthesizerState(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """What a synthesizer made a guess from, kept until the gradient comes.
+    """The inputs of a synthesizer's guess, kept until the gradient arrives.
 
     batch: the batch's number.
     y, labels: the activations and the labels.
@@ -168,7 +168,7 @@ class SyntheticGradientStage(Stage):
         return super().backward(batch, self._guess(self.state.own, newest.y, newest.labels))
 
     def learn(self, batch: int, dy) -> dict[str, Any]:
-        """Dispatches S: trains the synthesizer on the gradient that came. It sends nothing."""
+        """Dispatches S: trains the synthesizer on the gradient that has arrived. It sends nothing."""
         asked = self.asked.popleft()
         assert asked.batch == batch
         self.state = self.state._replace(own=self._learn(self.state.own, asked.y, asked.labels, dy))

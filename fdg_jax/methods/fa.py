@@ -1,11 +1,11 @@
 """FA, feedback alignment (Lillicrap et al. 2016): BP whose backward pass goes through fixed random weights.
 
-    y = W x:    dW = dy x^T as ever,    dx = B^T dy instead of W^T dy        B: random, and never trained
+    y = W x:    dW = dy x^T as in BP,    dx = B^T dy instead of W^T dy        B: random, and never trained
 
-Where a cotangent passes a parameter with more than one axis (a kernel), it meets a random one of the same distribution
-instead. Scales and biases of batch norms are the true ones, and so are weights that reach a stage in a message, as the
-table of a tied embedding does. A layer's own gradient, inputs times cotangent, is computed
-as ever. No derivative has to be written for it: a stripped VJP closure takes the weights that it is given.
+For the cotangents of inputs, each parameter with more than one axis (a kernel) is replaced by a random one of the same
+distribution. Scales and biases of batch norms stay the true ones. So do weights that reach a stage in a message, such
+as the table of a tied embedding. A layer's own gradient, inputs times cotangent, is computed as in BP. No derivative
+has to be written for this: a stripped VJP closure accepts any weights.
 """
 
 import jax

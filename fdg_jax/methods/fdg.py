@@ -7,11 +7,11 @@ activations from below. Stage K goes forward, and backward on the same batch. Th
 forward 2(K-k) ticks ago. It is taken at the weights of that forward pass (`stashed`), which the stage keeps until then,
 or at the newest ones (`current`).
 
-docs/reproducing.md has all that the paper leaves open. Three readings concern the method itself. Algorithm I goes
-backward first, so one gradient of those in between has been used already when the forward pass runs, and gradients are
-2(K-k)-1 updates late; Figure 1 and the theorem go forward first, and count 2(K-k). Stage K has the loss and is exempt
-from delay and β, which Algorithm I as printed gives to every stage. β comes before weight decay and momentum. γ is that
-of batch d and not of batch t, so a change of the learning rate reaches stage k 2(K-k) updates later.
+docs/reproducing.md has all that the paper leaves open. Some readings concern the method itself. Algorithm I goes
+backward first: one of the gradients in between has already been used when the forward pass runs, so gradients are
+2(K-k)-1 updates late. Figure 1 and the theorem go forward first, and count 2(K-k). Stage K has the loss, so neither
+delay nor β applies to it; Algorithm I as printed has both for every stage. β comes before weight decay and momentum. γ
+belongs to batch d instead of batch t, so a change of the learning rate reaches stage k 2(K-k) updates later.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def fdg(
 ) -> Schedule:
     """Algorithm I: at tick t, stage k goes forward on batch t-k+1 and backward on batch t-2K+k+1.
 
-    Stage K goes backward on the batch that it went forward on in the same tick, so the order does not concern it.
+    Stage K goes backward on the batch that it went forward on in the same tick, so `order` does not affect it.
     Gradients are 2(K-k) ticks late. If the backward pass comes first, one of the gradients in between has already been
     used when the forward pass runs: the staleness in updates is 2(K-k)-1. If the forward pass comes first, it is
     2(K-k).
@@ -66,7 +66,7 @@ def fdg(
         K: number of stages.
         order: "backward-first" (Algorithm I) or "forward-first" (the theorem).
         accumulate: backward passes per update; more than 1 is ADL.
-        accumulation: "sum" or "mean", what an update uses of their gradients.
+        accumulation: whether an update uses the "sum" or the "mean" of their gradients.
         name: the method's.
 
     Returns: the schedule.

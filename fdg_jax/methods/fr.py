@@ -8,13 +8,13 @@ ordinary training pass, so running statistics change twice per batch. There are 
 (slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
 
 - Stage K replays here, too. Its weights have not changed, so its gradients are the same, but its running statistics
-  change twice per batch, as those of the other stages do. In neither released code does the last module replay. Table 2
-  of the FDG paper counts a replay for every module.
+  change twice per batch, as those of the other stages do. In both released codes the last module does not replay. Table
+  2 of the FDG paper counts a replay for every module.
 - FR's own code trains module 1 at twice the learning rate. Here all stages follow the same recipe.
-- Dropout has in the replay the mask of the first forward pass, as checkpointing of activations has it elsewhere. FR's
-  own code would draw another one, through which the gradient from above does not belong; its networks have no dropout.
-- The FDG authors' code computes no gradient of batch 1 in the modules between the first and the last, because it starts
-  them one iteration late, and so none below them either. Here every batch updates every stage.
+- The replay uses the dropout mask of the first forward pass, as checkpointing of activations does elsewhere. FR's own
+  code would draw another one, to which the gradient from above does not belong; its networks have no dropout.
+- The FDG authors' code starts the modules between the first and the last one iteration late. So it computes no gradient
+  of batch 1 in these, nor in the modules below them. Here every batch updates every stage.
 """
 
 from collections.abc import Mapping
@@ -57,14 +57,14 @@ class ReplayStage(Stage):
         forward = self.functions.forward
 
         def again(params, extra, rng, x, labels):
-            """The replay: with the first pass's random key, and the newest one is kept."""
+            """The replay. It uses the first pass's random key and keeps the newest key in the state."""
             if rng is None:
                 return forward(params, extra, x, labels)
             messages, changed, closure = forward(params, {**extra, "rng": rng}, x, labels)
             return messages, {**changed, "rng": extra["rng"]}, closure
 
         def play(params, extra, x, labels):
-            """The first pass, which keeps its random key and no closure."""
+            """The first pass. It returns its random key instead of a closure."""
             return *forward(params, extra, x, labels)[:2], extra.get("rng")
 
         self._again = self.program(again, "params extra rng x labels", "messages extra closure")

@@ -1,4 +1,4 @@
-"""What a file of this folder says of its method: `METHOD = Method(name=..., summary=..., schedule=...)`."""
+"""What a file of this folder declares about its method: `METHOD = Method(name=..., summary=..., schedule=...)`."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,16 @@ class Method(NamedTuple):
     schedule(K, **schedule_options) -> Schedule.
     options: the file's class `Options`, where the method has options of its own (fdg_jax.options.fields). Those that
         `schedule` names as parameters go to it, all others to the stages (`Spec.options`).
-    takes: which of "beta" and "weights", which the Pipeline itself understands, the method can be asked for.
-    delay_line: True where, with stashed weights, the run is exactly BP with each stage's gradient delayed by
+    takes: which of "beta" and "weights" the method accepts. The Pipeline itself handles these two options.
+    delay_line: whether a run with stashed weights is exactly BP with each stage's gradient delayed by
         `schedule.delays` backward passes, so that one device can stand in for K.
-    same_for_every_K: True where K says where the work is done; the paper's warm-up for K = 3 and 4 is not meant for it.
-    words: what operations do that are neither F nor B, for drawings.
-    cost: of an operation's kind, in forward passes, backward passes and auxiliary networks of a stage (Table 2); a
-        function of K where it depends on it.
-    stage: the class of its stages, where it has one. places(devices) -> a Place a stage, where a stage is not simply
-        on its device.
+    same_for_every_K: whether K only changes where the work is done. The paper's warm-up for K = 3 and 4 is not for
+        such methods.
+    words: {kind of operation: what it does} for kinds other than F and B, for drawings.
+    cost: {kind of operation: its forward passes, backward passes and auxiliary networks of a stage} (Table 2); or a
+        function of K that returns this.
+    stage: the class of its stages; None: `Stage`. places(devices) -> a Place for each stage; None: each stage is on its
+        device.
     """
 
     name: str
@@ -44,17 +45,17 @@ class Method(NamedTuple):
 
     @property
     def declared(self) -> dict[str, Option]:
-        """Its own options by name. BadInput where `options` is not a class that declares them."""
+        """The method's own options by name. Raises BadInput if `options` is not a class that declares options."""
         return fields.of_class(self.options, f"method {self.name}: Options")
 
     @property
     def answers_to(self) -> tuple[str, ...]:
-        """The names of all that it can be asked for."""
+        """The names of all options that the method accepts."""
         return (*self.declared, *self.takes)
 
     @property
     def schedule_options(self) -> tuple[str, ...]:
-        """The names of those of its own options that its schedule takes."""
+        """The names of the method's own options that its schedule takes."""
         parameters = inspect.signature(self.schedule).parameters
         return tuple(name for name in self.declared if name in parameters)
 
@@ -67,7 +68,7 @@ class Method(NamedTuple):
         return any(self.schedule(2, **self.accepted({})[0]).delays)
 
     def other_weights(self, schedule: Schedule, weights: str) -> list[str]:
-        """Per stage, whose weights its backward pass is taken at if not those of its forward pass; "" if they are."""
+        """Per stage, the setting by which its backward pass uses other weights than its forward pass; "" if none."""
         own = getattr(self.stage, "backward_at_other_weights", "")
         other = own or ("weights=current" if weights == "current" else "")
         return [other if own or n else "" for n in schedule.delays]
@@ -76,7 +77,7 @@ class Method(NamedTuple):
         """The values of the method's own options.
 
         Arguments:
-            asked: name -> value; what is not named is at its default.
+            asked: name -> value; all other options have their defaults.
 
         Returns: (all that go to its schedule, all that go to its stages).
 
@@ -92,7 +93,7 @@ class Method(NamedTuple):
 
         Arguments:
             name, value: of the option.
-            otherwise: what else the user can do than leave it out, in words.
+            otherwise: what the user can do instead of leaving the option out, in words.
         """
         way_out = "Leave it out"
         if name == "beta" and self.is_late():

@@ -2,8 +2,8 @@
 
     θ_k^{t+1} = θ_k^t - γ_t scale^{K-k} g_k^t(θ^t)
 
-It is the control for FDG with beta < 1. Shrinking stands where FDG has it, before weight decay and momentum, but no
-gradient is late here. So what this method gains over BP is no repair of staleness.
+It is the control for FDG with beta < 1. Gradients shrink where FDG shrinks them, before weight decay and momentum, but
+none is late here. So what this method gains over BP does not come from repairing staleness.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from fdg_jax.stage.stage import Stage
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What it can be asked for."""
+    """scaled_bp's options."""
 
     scale: float = option(
         1.0,
@@ -41,7 +41,7 @@ class Scaled(Stage):
     """A stage whose optimizer sees the gradient times scale**(K-k). Stage K is exempt, and scale = 1 is BP."""
 
     def update_rule(self, spec: Spec):
-        """The update by the gradient times the factor."""
+        """BP's update rule, with the gradient multiplied by the factor first."""
         factor = spec.options["scale"] ** (spec.K - spec.k)
         if factor == 1.0:
             return super().update_rule(spec)

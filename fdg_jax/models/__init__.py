@@ -1,8 +1,8 @@
 """Model families, one file each: the models' names, their blocks, and where the paper's authors split them.
 
 Nothing needs to be registered: a file with a `NAMES` table is a family (`Family` says what else it has). Shared layers
-are in `fdg_jax.layers`. A network is a flat list of blocks, because it can be split between any two of them: in
-residual networks block 0 is the stem, then there is one for each residual block, and the last is the head. A file may
+are in `fdg_jax.layers`. A network is a flat list of blocks, because it can be split between any two of them. In
+residual networks, block 0 is the stem, each residual block is one block, and the last block is the head. A file may
 declare options of its own, as methods do (fdg_jax.options.fields). This module imports no JAX, the files do.
 """
 
@@ -27,8 +27,8 @@ class Family(Protocol):
 
     NAMES: {name on the command line: arguments of `blocks`}.
     blocks(classes, **arguments): the blocks, linen modules `__call__(x, train)`, or `__call__(x)` where training and
-        evaluation are the same. The first takes what `TAKES` says, the last gives scores of the classes. Between them
-        pass arrays, or tuples of arrays. Dropout (rng "dropout") and batch statistics are handled.
+        evaluation are the same. The first takes inputs as `TAKES` says, the last gives scores of the classes. Blocks
+        pass on arrays, or tuples of arrays. Dropout (rng "dropout") and batch statistics are handled.
     PAPER_SPLITS: {(name, K): first block numbers of stages 2..K}, as far as the authors give splits.
     TAKES: "images" (float32 [b, h, w, c], the default) or "tokens" (int32 [b, length]).
     arguments(name): the arguments for names that are not in NAMES (any depth or width), None for names of other
@@ -77,7 +77,7 @@ def _shown(file: str) -> str:
 
 
 def _check(family: Any, file: str) -> None:
-    """Raises BadInput where a file with NAMES lacks what a family needs."""
+    """Raises BadInput if a file with NAMES lacks what a family needs."""
     tables = isinstance(family.NAMES, Mapping) and all(isinstance(each, Mapping) for each in family.NAMES.values())
     if not tables or not all(isinstance(name, str) for name in family.NAMES):
         fact = f"{_shown(file)}: NAMES is no table {{name: arguments of blocks}}"
@@ -112,7 +112,7 @@ def names(takes: str | None = None) -> list[str]:
 
 
 def names_and_patterns() -> list[str]:
-    """The names of all models, then the patterns of those families that answer to any size (`wrn<d>_<k>`).
+    """The names of all models, then the patterns of the families that accept any size (`wrn<d>_<k>`).
 
     Raises: BadInput for a file that cannot be used.
     """

@@ -2,13 +2,13 @@
 
 Pre-norm blocks (x + attention(norm(x)), then x + mlp(norm(x))), root-mean-square norms, GELU, no biases, heads of 32
 channels. Weights start as in GPT-2: normal with deviation 0.02, divided by sqrt(2 layers) where a residual branch ends.
-The paper trains no transformers; this family is for what the pipeline is used for elsewhere. There is no split of the
-authors. `transformer<layers>x<width>` gives any size.
+The paper trains no transformers, so the authors give no split. Elsewhere, pipelines are often used for them.
+`transformer<layers>x<width>` gives any size.
 Block numbers: 0 embedding, 1..layers the layers, layers+1 head (norm first).
 
 Tied embeddings: the head's matrix is the embedding's. It belongs to stage 1, which passes it on beside the activations,
-through all stages; its gradient comes back the same way. So the head uses the table that embedded its own batch, as
-old as that, and the gradient is the whole one. It costs a message of vocabulary x width numbers between stages.
+through all stages; its gradient comes back the same way. So the head uses the same version of the table as the
+embedding of its batch, and the gradient is complete. This costs a message of vocabulary x width numbers between stages.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ DEVIATION = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a transformer can be asked for."""
+    """The options of transformers."""
 
     dropout: float = option(
         0.0,
@@ -82,7 +82,7 @@ class Embedding(nn.Module):
 class Layer(nn.Module):
     """x + attention(norm(x)), and then x + mlp(norm(x)): [b, T, width] -> the same. A table beside x passes through.
 
-    shrink: what the last matrix of each branch starts smaller by.
+    shrink: the initial values of the last matrix of each branch are divided by this.
     """
 
     heads: int

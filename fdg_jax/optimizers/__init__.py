@@ -1,1 +1,1 @@
-"""Optimizers for late gradients that optax does not have: optax transformations, of use without this library too."""
+"""Optimizers for late gradients that optax lacks, as optax transformations that work without this library, too."""

@@ -1,7 +1,7 @@
 """Basis rotation (2602.03515, Algorithms 1 and 2, two sides, second moment): Adam in the gradients' eigenbasis.
 
-Why it is here: a delay harms most where directions of large curvature lie across Adam's coordinates. For each rotated
-matrix [a, b] with gradient G
+It is meant for late gradients: a delay harms most where directions of large curvature lie across Adam's coordinates.
+For each rotated matrix [a, b] with gradient G
 
     L <- mean of G G',  R <- mean of G' G                      moving averages with b2, from zero
     U, V: at the first gradient the eigenvectors of L and R, by falling eigenvalue; every 10 updates
@@ -12,8 +12,8 @@ matrix [a, b] with gradient G
 The bases turn before the update whose gradient turned them. The form is that of the authors' code
 (github.com/joonkyoo/basis-rotation), which rotates the matrices of attention and MLP only. Embeddings, output layers
 and vectors have Adam there and here, with Adam's own place for eps. SOAP (2409.11321) turns after the update instead.
-Deviations: a kernel of more axes is the matrix of its last axis and all others (the authors train no convolutions), and
-the transformer of this library has queries, keys and values in one matrix, where theirs has three.
+Deviations: a kernel with more than two axes is treated as a matrix, whose columns are its last axis (the authors train
+no convolutions). The transformer of this library has queries, keys and values in one matrix; theirs has three.
 """
 
 import math
@@ -32,7 +32,7 @@ OUTSIDE = frozenset({"table", "positions", "embedding", "scores", "head", "lm_he
 
 
 class Leaf(NamedTuple):
-    """Of one array: Adam's two means, and for a rotated matrix both sides, else ()."""
+    """The state of one array: Adam's two means; for a rotated matrix also both sides, which are () otherwise."""
 
     mean: Array
     square: Array
@@ -41,14 +41,14 @@ class Leaf(NamedTuple):
 
 
 class Side(NamedTuple):
-    """product: the mean of G G' (or G' G), [n, n]. basis: its coordinates, as columns."""
+    """product: the mean of G G' (or G' G), [n, n]. basis: the basis vectors of this side, as columns [n, n]."""
 
     product: Array
     basis: Array
 
 
 class RotationState(NamedTuple):
-    """updates: made so far. leaves: params-like, of `Leaf`."""
+    """updates: the number so far. leaves: a tree like params, of `Leaf`."""
 
     updates: Array
     leaves: Any
@@ -70,12 +70,12 @@ def scale_by_rotation(
     every: int = 10,
     rotated: Callable[[Any], Any] = inner_matrices,
 ) -> optax.GradientTransformation:
-    """The step above, of gradients: without learning rate, sign and weight decay.
+    """Transforms gradients into the step above, without learning rate, sign and weight decay.
 
     Arguments:
         b1, b2, eps: as Adam's; b2 is that of the mean products, too.
         every: updates between two turns of the bases.
-        rotated: params -> a tree of bool, which of them are rotated. A side of n costs two arrays of [n, n].
+        rotated: params -> a tree of bool: which of them are rotated. A side of length n costs two arrays of [n, n].
     """
 
     def init_leaf(leaf, turns):
@@ -121,7 +121,7 @@ def turned(
     """The side with the new product, and the second moment [rows, columns] in its new coordinates.
 
     Arguments:
-        product: of the gradient with itself, [n, n]. square: the second moment. axis: of the side.
+        product: G G' or G' G of the gradient, [n, n]. square: the second moment. axis: that of the side.
         n: number of the update, from 1. b2, every: as in `scale_by_rotation`.
     """
     product = b2 * side.product + (1 - b2) * product
@@ -148,7 +148,7 @@ def exact(leaf: Array) -> Any:
 
 
 def shape_of(leaf: Any) -> tuple[int, int]:
-    """An array of two axes or more as a matrix: all axes but the last, and the last."""
+    """The shape of an array of two or more axes as a matrix: (all axes but the last, the last)."""
     return math.prod(leaf.shape[:-1]), leaf.shape[-1]
 
 
@@ -164,6 +164,6 @@ def rotation(
 ) -> optax.GradientTransformation:
     """Adam in the gradients' eigenbasis, with decoupled weight decay.
 
-    Arguments: every and rotated, those of `scale_by_rotation`; all others as those of `nadam`.
+    Arguments: every and rotated are those of `scale_by_rotation`, all others those of `nadam`.
     """
     return decoupled(scale_by_rotation(b1, b2, eps, every, rotated), learning_rate, weight_decay, mask)

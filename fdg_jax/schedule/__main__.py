@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except ScheduleError as error:  # of a file of one's own
+    except ScheduleError as error:  # in a method file that a user wrote
         print(f"error: method {method}, schedule {error}", file=sys.stderr)
         return 2
     return 0
@@ -99,7 +99,7 @@ def answer(given: argparse.Namespace) -> None:
 
 
 def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, Any]) -> None:
-    """Writes the explorer, and shows it where --open asks for that. Imported here: the text needs no NumPy."""
+    """Writes the explorer, and opens it with --open. It is imported here, because the text needs no NumPy."""
     from fdg_jax.explorer import choices, measured, page
 
     choices.check_start(method, given.K, options)

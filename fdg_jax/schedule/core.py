@@ -135,7 +135,7 @@ class Schedule(NamedTuple):
 
     @property
     def mean_staleness(self) -> tuple[float, ...]:
-        """For k = 1..K, the average number of those updates once the pipeline is full: a fraction with `accumulate`."""
+        """For k = 1..K, the average staleness once the pipeline is full: it may be a fraction with `accumulate`."""
         return tuple(gradients / self.accumulate for gradients in self.delays)
 
     def run(self, batches: int) -> Iterator[tuple[int, Tick]]:

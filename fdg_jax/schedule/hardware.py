@@ -74,7 +74,7 @@ class Machine(NamedTuple):
 
 
 def check_machine(machine: Machine, K: int) -> None:
-    """Raises BadInput if times are negative, there are no cores, or links or processes are not as many as K needs."""
+    """Raises BadInput if a time is negative, there are no cores, or the number of links or processes does not fit K."""
     links = [machine.link] if isinstance(machine.link, Link) else machine.link
     for link in links:
         if not (link.latency_seconds >= 0 and link.seconds_per_byte >= 0):

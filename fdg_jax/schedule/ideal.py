@@ -26,7 +26,7 @@ Cost = Mapping[str, Sequence[float | Fraction]]
 
 
 class Time(NamedTuple):
-    """A time as exact coefficients of Tf, Tb and Taux; or three numbers to be put in for Tf, Tb and Taux."""
+    """A time as exact coefficients of Tf, Tb and Taux; or three numbers, the values of Tf, Tb and Taux."""
 
     Tf: Fraction
     Tb: Fraction
@@ -40,7 +40,7 @@ class Time(NamedTuple):
         return Time(*((a - b) / ticks for a, b in zip(self, earlier, strict=True)))
 
     def at(self, lengths: "Time") -> Fraction:
-        """Its value with those numbers for Tf, Tb and Taux."""
+        """The value of this time for given values of Tf, Tb and Taux."""
         return sum((a * b for a, b in zip(self, lengths, strict=True)), Fraction(0))
 
 
@@ -87,7 +87,7 @@ def locks(schedule: Schedule) -> Locks:
 
 
 def duration(schedule: Schedule, cost: Cost) -> Callable[[Op], Time]:
-    """Returns a function: operation -> how long it takes. Stage K has the true loss, no auxiliary network: Taux = 0."""
+    """Returns a function: operation -> how long it takes. Taux is 0 for stage K, which has no auxiliary network."""
     K, M = schedule.K, schedule.micro_batches
     exact = {kind: [Fraction(n).limit_denominator(10**6) / M for n in three] for kind, three in cost.items()}
     below = {kind: Time(f / K, b / K, aux) for kind, (f, b, aux) in exact.items()}

@@ -20,7 +20,7 @@ class InFlight(NamedTuple):
 def in_flight(schedule: Schedule, t: int) -> InFlight:
     """What is in flight after t ticks of a pipeline that began empty, with a new batch in each tick.
 
-    A drain finishes exactly what is in flight. So that is what the drain's operations need and do not make themselves.
+    A drain finishes exactly what is in flight. So it is computed as what the drain's operations need, but do not make.
     """
     mail, forward = set[Address](), set[tuple[int, int]]()
     kept: dict[tuple[int, str], list[int]] = {}

@@ -7,7 +7,7 @@ from fdg_jax.schedule.core import Address, Op, Schedule
 from fdg_jax.schedule.drawing import render
 from fdg_jax.schedule.walk import Step, walk
 
-MOST_BATCHES = 10_000  # some seconds
+MOST_BATCHES = 10_000  # which take some seconds
 
 
 class Trace(NamedTuple):
@@ -123,7 +123,7 @@ def validate(schedule: Schedule, batches: int) -> Trace:
         expected = [schedule.updates_late(k, batch) for batch in range(1, parts + 1)]
         wrong = [b for b, pair in enumerate(zip(trace.staleness[k - 1], expected, strict=True)) if len({*pair}) == 2]
         if wrong:
-            b = wrong[-1]  # in the full pipeline, if it is wrong there
+            b = wrong[-1]  # the last one: if the full pipeline is wrong, too, this one is from there
             raise ScheduleError(
                 f"{schedule.name}: the gradient of batch {b + 1} at stage k={k} has staleness "
                 f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by delays={schedule.delays}."
@@ -132,6 +132,6 @@ def validate(schedule: Schedule, batches: int) -> Trace:
 
 
 def steady_after(schedule: Schedule) -> int:
-    """A number of batches that fills the pipeline and shows it run steadily, with some updates of every stage, unless
-    these are thousands of batches apart."""
+    """A number of batches that fills the pipeline and lets it run steadily, with some updates of every stage. The
+    updates may be missing if they are thousands of batches apart."""
     return max(4 * schedule.K + 2, min(max(schedule.delays) + 3 * schedule.accumulate, MOST_BATCHES))

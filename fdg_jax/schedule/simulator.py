@@ -46,7 +46,7 @@ class Event(NamedTuple):
 class Prediction(NamedTuple):
     """A run in its steady state. Lists are over the stages k = 1..K.
 
-    A tick takes as long as a batch: one enters at every tick.
+    A tick takes as long as a batch, because one batch enters at every tick.
 
     seconds: per batch.
     utilisation: the share of time in which a stage computes (or sends, if transfers do not overlap).
@@ -57,8 +57,8 @@ class Prediction(NamedTuple):
     limits: seconds per batch that the slowest stage, the busiest link and the busiest host would each need alone.
     events: everything that happened, in dispatch order.
 
-    Where nothing bounds how far stages run ahead and one is slower than those before it, there is no steady state: what
-    waits grows for ever, and `waiting` and `utilisation` are those of the batches that were simulated.
+    There is no steady state if nothing bounds how far stages run ahead and a stage is slower than those before it. More
+    and more messages then wait, and `waiting` and `utilisation` hold for the simulated batches only.
     """
 
     seconds: Number
@@ -215,11 +215,11 @@ def predict(schedule: Schedule, machine: Machine) -> Prediction:
 def steady_run(schedule: Schedule, machine: Machine) -> tuple[list[Task], dict[int, dict[int, Number]], int, int]:
     """Simulates a run until it is steady.
 
-    Returns: (its tasks, their finishing times, a, b): from the end of tick a to that of tick b the run repeats itself a
-        whole number of times. Where it never seems to, these are its last 4K + 8 ticks.
+    Returns: (its tasks, their finishing times, a, b). Between the ends of ticks a and b the run repeats itself a whole
+        number of times. If no repetition is found, ticks a to b are the last 4K + 8 (or a few more) of the run.
     """
     K = schedule.K
-    # In any so many ticks there are equally many updates.
+    # Any `period` successive ticks have equally many updates.
     period = schedule.accumulate // math.gcd(schedule.accumulate, schedule.micro_batches)
     window = -(-(4 * K + 8) // period) * period
     fill = 4 * K + 8 + (machine.run_ahead or 0)  # a host that runs ahead of the devices fills the pipeline later
@@ -231,11 +231,11 @@ def steady_run(schedule: Schedule, machine: Machine) -> tuple[list[Task], dict[i
         ticks = repeats_after([finished[t] for t in range(fill, fill + window + 1)], period)
         if ticks or fill == longest:
             return tasks, finished, fill + window % (ticks or window), fill + window
-        fill *= 2  # two loops of waiting operations are almost equally slow, say
+        fill *= 2  # say, two loops of waiting operations are almost equally slow
 
 
 def finishing_times(tasks: Sequence[Task]) -> dict[int, dict[int, Number]]:
-    """{t: {k: when stage k has finished tick t}}. What a stage sends does not count, even if it is the stage's work."""
+    """{t: {k: when stage k has finished tick t}}. Sending is not counted, even if it occupies the stage."""
     found: dict[int, dict[int, Number]] = {}
     for task in tasks:
         if isinstance(task.queue, int) and not task.to:
@@ -247,7 +247,7 @@ def finishing_times(tasks: Sequence[Task]) -> dict[int, dict[int, Number]]:
 def repeats_after(finished: Sequence[Mapping[int, Number]], period: int) -> int | None:
     """The fewest ticks, a multiple of `period`, after which a run repeats itself; None if it does not.
 
-    Where stages wait for messages, several short ticks may follow a long one. Only whole repetitions have the average.
+    Where stages wait for messages, several short ticks may follow a long one. So the average needs whole repetitions.
 
     finished: {k: when stage k has finished a tick}, tick by tick.
     """

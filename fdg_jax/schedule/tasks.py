@@ -31,7 +31,7 @@ class Task:
         self.end: Number = None
 
     def after(self, *tasks: "Task | None") -> None:
-        """Makes it wait for those tasks; None stands for one that is not part of the run."""
+        """Makes this task wait for others; None stands for a task that is not part of the run."""
         for task in tasks:
             if task is not None:
                 self.blockers += 1
@@ -56,12 +56,12 @@ def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
 
 
 class _Dispatch:
-    """The hosts: each walks all steps of a schedule and makes tasks of those of its own stages."""
+    """The hosts: each walks all steps of a schedule and makes tasks for the steps of its own stages."""
 
     def __init__(self, schedule: Schedule, machine: Machine):
         self.machine = machine
         self.tasks: list[Task] = []
-        self.arrivals: dict[Address, Task] = {}  # the task that ends when the message is there
+        self.arrivals: dict[Address, Task] = {}  # the task that ends when the message arrives
         self.last = {machine.process(k): k for k in range(1, schedule.K + 1)}  # the last stage of each process
         self.losses: dict[int, list[Task]] = {process: [] for process in self.last}
         self.unread = schedule.micro_batches * (machine.run_ahead or 0)  # losses before a host waits
@@ -113,7 +113,7 @@ class _Dispatch:
     def send(self, task: Task, what: str, to: int, size: Number) -> Task:
         """Adds the transfer of what a task computed. If transfers do not overlap, the stage does it, after the update.
 
-        Returns: the task that ends when the message has been sent; `task` itself if nothing is to be done for it.
+        Returns: the task that ends when the message has been sent; `task` itself if sending takes no time.
         """
         link, took = self.machine.between(task.k, to), self.machine.host_seconds("send", task.k)
         if link[:2] == (0, 0) and not took:

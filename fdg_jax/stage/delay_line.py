@@ -5,7 +5,7 @@ batches up to b-1-D, where D is the schedule's `delays`. So a pipeline with stas
 a delay line of length D for each stage's gradients before its optimizer. That holds for FDG and for every method whose
 gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
 
-This module writes it as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU, the
+This module has this as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU, the
 delay-line engine is the host loop with BP's schedule and delayed stages (fdg_jax.engine.host_engine says why).
 """
 
@@ -41,10 +41,9 @@ class LineOptions(NamedTuple):
     delays: for each stage, the length D of its delay line.
     rules: for each stage, how a gradient becomes new weights.
     accumulate: gradients per update (ADL's M).
-    mean: whether these are averaged instead of summed.
-    dtype: of waiting gradients; None: the gradients' own.
-    keep_weights: whether the weights of the forward pass wait beside every gradient, not only where a correction needs
-        them.
+    mean: whether these gradients are averaged instead of summed.
+    dtype: the dtype of waiting gradients; None keeps their own.
+    keep_weights: whether the weights of the forward pass wait beside every gradient, even if no correction needs them.
     """
 
     delays: Sequence[int]
@@ -89,7 +88,7 @@ class DelayState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What gradients change in a stage, named as in DelayState."""
+    """The parts of a stage's state that gradients change, named as in DelayState."""
 
     state: StageState
     sum: Sum | None
@@ -98,7 +97,7 @@ class Progress(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What is kept of a stage between the forward and the backward pass of a batch.
+    """What a stage keeps of a batch between its forward and its backward pass.
 
     closure, x: its VJP closure and its inputs.
     extra: its collections after the forward pass.
@@ -271,7 +270,7 @@ def backward(
 ) -> DelayState:
     """One batch backward through all stages; applies the gradients that come out of the delay lines.
 
-    Stage k applies the gradient of batch b-D. For b <= D (the fill) nothing happens to it, not even weight decay.
+    Stage k applies the gradient of batch b-D. For b <= D (the fill) nothing changes its weights, not even weight decay.
 
     Arguments:
         functions: of each stage.
@@ -296,8 +295,8 @@ def backward(
 
 
 def drain(lines: LineOptions, run: DelayState) -> DelayState:
-    """Applies the gradients that are still in the delay lines, oldest first, and then what is left of the sums. What
-    corrections predict from begins anew.
+    """Applies the gradients that are still in the delay lines, oldest first, and then the incomplete sums. Afterwards
+    the predictions of corrections begin anew.
 
     Arguments:
         lines: what does not change.
@@ -322,7 +321,7 @@ def drain_stage(lines: LineOptions, i: int, at: Progress, line: Any, batch: jax.
 
 
 def progress_of(run: DelayState, i: int) -> Progress:
-    """What gradients have changed in stage k = i + 1."""
+    """The `Progress` of stage k = i + 1."""
     return Progress(run.stages[i], run.sums[i], run.updates[i], run.staleness[i])
 
 

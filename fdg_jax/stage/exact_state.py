@@ -1,4 +1,4 @@
-"""How a stage gets into a checkpoint and back: everything is plain arrays, as {path: array}.
+"""Saves a stage in a checkpoint and restores it: everything is plain arrays, as {path: array}.
 
 A VJP closure is not stored. It is made again by replaying the forward pass that it comes from, which is exact.
 """
@@ -23,14 +23,14 @@ Tree = Any
 
 
 class Stash(NamedTuple):
-    """What a stage keeps of a batch until its gradient comes. In saved states its name is memo.
+    """What a stage keeps of a batch until the gradient arrives. In saved states its name is memo.
 
     batch: the batch's number.
     closure: the VJP closure, which holds the activations only.
     params, x: the weights and the inputs of the forward pass; references, not copies.
-    extra: the other collections before it. With params and x, they suffice to replay the forward pass.
-    version: how many updates the stage had made by then.
-    labels: what a stage with a loss took beside x, else None.
+    extra: the other collections before the forward pass. With params and x, they suffice to replay it.
+    version: how many updates the stage had made before the forward pass.
+    labels: the labels, if the stage has a loss; else None.
     """
 
     batch: int
@@ -71,7 +71,7 @@ class Checkpointed:
     def saved(self) -> dict[str, Any]:
         """Everything that a resumed run needs of this stage, as {path: array}.
 
-        Arrays may still be under way. None of them is donated later: those that would be are copied.
+        Arrays may not be computed yet. None of them is donated later: arrays that would be are copied here.
         """
         of_params = self.layout.params
         # The next update donates these.
@@ -92,14 +92,14 @@ class Checkpointed:
         return flat | self.saved_stashes()
 
     def saved_weights(self, weights: Mapping[int, Tree]) -> dict[str, Any]:
-        """Weights by their version, each once, however many stashes refer to it."""
+        """The weights of each version, once, however many stashes refer to them."""
         flat: dict[str, Any] = {}
         for version, params in weights.items():
             flat |= states.flatten(self.layout.params.unpack_now(params), f"weights/{version}/")
         return flat
 
     def saved_stashes(self) -> dict[str, Any]:
-        """What the stashes' forward passes began with, and the weights of these."""
+        """The inputs of the stashes' forward passes, and the weights of these passes."""
         flat: dict[str, Any] = {}
         for stash in self.stashes:
             flat |= states.flatten(stash.x, f"memo/{stash.batch}/x")
@@ -109,7 +109,7 @@ class Checkpointed:
         return flat | self.saved_weights({stash.version: stash.params for stash in self.stashes})
 
     def empty_copy(self) -> Self:
-        """A stage with the same programs and nothing in flight. Restoring it leaves this one as it is."""
+        """A stage with the same programs and nothing in flight. Restoring the copy does not change this stage."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, deque):
@@ -123,7 +123,7 @@ class Checkpointed:
             flat: what `saved` returned.
 
         Raises:
-            BadInput: it is of another stage. This one is then in an undefined state.
+            BadInput: `flat` is of another stage. This stage is then in an undefined state.
         """
         template = StageState(*self.layout.shapes, self.state.own, self.state.correction)
         state = states.unflatten(template, flat, "state/")
@@ -161,7 +161,7 @@ class Checkpointed:
         return Stash(batch, closure, params, extra, x, version, labels)
 
     def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:
-        """The weights of that version. Stashes and gradients that had the same ones share them again."""
+        """The weights of a version. Stashes and gradients that shared them before share them again."""
         known = [(stash.version, stash.params) for stash in self.stashes if hasattr(stash, "params")]
         known += [(version, then) for _, version, then in self.line if then is not None]
         shared = next((params for found, params in known if found == version), None)
@@ -175,9 +175,9 @@ class Checkpointed:
         """A saved message on the stage's device.
 
         Arguments:
-            template: its arrays, or shapes, of which axes may have other lengths.
+            template: a tree of arrays, or shapes, like the message; its axes may have other lengths.
             flat: {path: array}.
-            prefix: with which its paths begin.
+            prefix: the beginning of the message's paths.
 
         Raises:
             BadInput: a path is missing, or a shape or dtype differs.

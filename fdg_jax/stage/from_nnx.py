@@ -1,8 +1,8 @@
-"""Turns a flax.nnx module into a linen module, which stages and blocks are made of; and what else needs flax.nnx.
+"""Turns a flax.nnx module into a linen module, as stages and blocks are; has the checks that need flax.nnx, too.
 
-`flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two faults that nobody would notice: it
-knows nothing of training and evaluation, so that dropout stays on, and where no random key is passed to it, it drops
-the same units in every step. `from_nnx` passes `train` on and asks for a key for every stream that the module has.
+`flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two faults that nobody would notice. It
+does not switch between training and evaluation, so dropout stays on. If no random key is passed to it, it drops the
+same units in every step. `from_nnx` passes `train` on and uses a key for every random stream of the module.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` 
 
 
 def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
-    """A stage, or a block, that is a flax.nnx module.
+    """Makes a stage, or a block, of a flax.nnx module.
 
-    In training the module is as after `module.train()`, in evaluation as after `module.eval()`: there `nnx.Dropout` is
-    off and `nnx.BatchNorm` uses running averages. If its `__call__` has an argument `train`, that is set, too. Every
-    random stream gets another key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
-    `Pipeline.params`, `nnx.BatchStat` is "batch_stats", and variables of any other type are a collection of their own,
-    which is kept from step to step. What it sows as "losses" is minimised; what else it sows is dropped.
+    In training the module is as after `module.train()`, in evaluation as after `module.eval()`: then `nnx.Dropout` is
+    off and `nnx.BatchNorm` uses running averages. If `__call__` has an argument `train`, this is set, too. Every random
+    stream gets another key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
+    `Pipeline.params`. `nnx.BatchStat` is "batch_stats". Variables of any other type are a collection of their own,
+    which is kept from step to step. What the module sows as "losses" is minimised; other sown values are dropped.
 
     Arguments:
         make: the module's class, or a function that makes it; it gets args, kwargs and `rngs`, an `nnx.Rngs`, so that
-            the first weights depend on the key of `Pipeline.init`. Or a module that is there already, whose weights are
-            the first ones.
-        args, kwargs: what `make` gets.
+            the initial weights depend on the key of `Pipeline.init`. Or an existing module, whose weights become the
+            initial ones.
+        args, kwargs: the arguments of `make`.
 
     Returns: a linen module with `__call__(x, train)`.
 
@@ -85,20 +85,20 @@ class Made:
 
 
 class Given:
-    """A module that is there already. It stays as it is."""
+    """An existing module. It is not changed."""
 
     def __init__(self, module: nnx.Module):
         self.module, (self.graph, self.state) = module, nnx.split(module)
 
     def __call__(self, rngs: nnx.Rngs) -> Any:
         del rngs
-        return nnx.merge(self.graph, jax.tree.map(lambda leaf: leaf, self.state))  # it would become the module's own
+        return nnx.merge(self.graph, jax.tree.map(lambda leaf: leaf, self.state))  # a copy, for the module to change
 
 
 class FromNNX(nn.Module):
     """The linen module that `from_nnx` returns.
 
-    make: makes the nnx module of an `nnx.Rngs`.
+    make: nnx.Rngs -> the nnx module.
     """
 
     make: Callable[[nnx.Rngs], Any]
@@ -124,7 +124,7 @@ class FromNNX(nn.Module):
         return y
 
     def values(self, shapes: Any) -> dict[str, dict[str, Any]]:
-        """The module's variables as nested dictionaries by collection: those that linen has, at first the first ones.
+        """The module's variables as nested dictionaries by collection, as linen keeps them; in init, the initial ones.
 
         shapes: the state of the module, as shapes.
         """
@@ -149,7 +149,7 @@ class FromNNX(nn.Module):
         return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
     def run(self, module: Any, x: Any, train: bool) -> Any:
-        """Calls the module in training or in evaluation mode, and sows as linen does what it sows as losses."""
+        """Calls the module in training or in evaluation mode. The losses that it sows are sown in linen."""
         parameters = inspect.signature(type(module).__call__).parameters
         for name, parameter in parameters.items():
             if name in NOT_SET and parameter.default is parameter.empty:
@@ -165,7 +165,7 @@ class FromNNX(nn.Module):
         return y
 
     def keep(self, module: Any, before: Mapping[Any, Any], train: bool) -> None:
-        """Puts what the call has changed where linen keeps it. before: the values of the state before the call."""
+        """Puts what the call has changed into linen's collections. before: the values of the state before the call."""
         after, who = [], type(module).__name__
         for at, leaf in nnx.to_flat_state(nnx.state(module)):
             if at not in before:
@@ -197,8 +197,8 @@ class FromNNX(nn.Module):
 
 @contextmanager
 def all_told(module: Any) -> Iterator[None]:
-    """Refuses calls, while a module is trained, in which an argument keeps one of its parts in evaluation mode and the
-    caller has not given it. Fields are set by module.train(). nnx has nothing like flax.linen.intercept_methods."""
+    """While a module is trained, refuses calls in which the default of an argument keeps a part in evaluation mode.
+    module.train() sets fields only. `__call__` is patched, as nnx has nothing like flax.linen.intercept_methods."""
     looks = True
 
     def watch(call: Callable) -> Callable:
@@ -226,7 +226,7 @@ def all_told(module: Any) -> Iterator[None]:
 
 
 def place(at: tuple[Any, ...], leaf: Any) -> Path:
-    """(collection, names...) of a leaf of an nnx state; () of a random stream, which is no variable of linen's."""
+    """(collection, names...) of a leaf of an nnx state; () for a random stream, which is no variable in linen."""
     if isinstance(leaf, nnx.RngState):
         return ()
     kind = "params" if isinstance(leaf, nnx.Param) else "batch_stats" if isinstance(leaf, nnx.BatchStat) else "arrays"
@@ -246,20 +246,20 @@ def raw(leaf: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the very same arrays, as a variable's are if nobody has set it."""
+    """Whether two values are the very same arrays; if so, nobody has set the variable that holds them."""
     one, other = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(one) == len(other) and all(x is y for x, y in zip(one, other, strict=True))
 
 
 def keys_like(leaf: Any, key: jax.Array) -> jax.Array:
-    """As many keys as a stream has: one, or several of a module that was made under a vmap."""
+    """As many keys as a stream has: one, or several if the module was made under a vmap."""
     shape = leaf.get_value().shape
     return jax.random.split(key, shape) if shape else key
 
 
 def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-    """For flax.linen.intercept_methods: raises BadInput for a `flax.nnx.bridge.ToLinen` around a module that is not the
-    same in training and in evaluation, unless its caller says by an argument which of the two it is."""
+    """For flax.linen.intercept_methods: raises BadInput for a `flax.nnx.bridge.ToLinen` around a module that differs
+    between training and evaluation, unless an argument of the call says which of the two it is."""
     bridge = context.module
     told = {*NOT_SET} & kwargs.keys()
     if isinstance(bridge, nnx.bridge.ToLinen) and context.method_name == "__call__" and not told:
@@ -277,11 +277,11 @@ def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, contex
 def check_shared(
     owners: dict[int, tuple[Any, str]], who: str, module: nn.Module, variables: Mapping[str, Tree]
 ) -> None:
-    """Raises BadInput for weights that two stages would share: plain Flax has them once, and every stage would train a
+    """Raises BadInput for weights that two stages would share: plain Flax has them once, but every stage would train a
     copy of its own. Within a stage they stay shared.
 
     Arguments:
-        owners: by id of a module, or of an nnx variable, in earlier stages: (what has it, the stage in words). Those of
+        owners: {id of a module, or of an nnx variable, in earlier stages: (its owner, the stage in words)}. Those of
             this stage are added.
         who: the stage, in words.
         module, variables: the stage's module, and its Flax variables.
@@ -303,8 +303,8 @@ def check_shared(
 
 
 def parts(value: Any, path: Path = ()) -> Iterator[tuple[Any, Path, int]]:
-    """(part, its path in the variables, 0) of a module's parts: itself and modules in its fields. Of an nnx module its
-    variables, but for random streams, with the id of the `Given` that has them."""
+    """(part, its path in the variables, 0) for a linen module itself and for the modules in its fields. For an existing
+    nnx module: its variables except random streams, with the id of their `Given` instead of 0."""
     if isinstance(value, Given):
         nodes = (node for _, node in nnx.iter_graph(value.module) if isinstance(node, nnx.Variable))
         yield from ((node, path, id(value)) for node in nodes if not isinstance(node, nnx.RngState))

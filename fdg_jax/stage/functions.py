@@ -22,7 +22,7 @@ Array = jax.Array
 Tree = Any
 Loss = Callable[[Tree, Tree], Array]
 DROPOUT = "dropout"
-INITIAL = nn.DenyList(("intermediates", LOSSES))  # the collections of a module that is initialised
+INITIAL = nn.DenyList(("intermediates", LOSSES))  # the collections that initialising a module makes
 
 
 class StageState(NamedTuple):
@@ -31,7 +31,7 @@ class StageState(NamedTuple):
     params: the weights.
     extra: the module's other collections ("batch_stats", ...). If the module draws random numbers (dropout) also "rng",
         a key that every forward pass splits. What the module sows is not kept.
-    opt_state: the state of the optimizer; `UpdateRule.start` makes it, and `correction`.
+    opt_state: the state of the optimizer. `UpdateRule.start` makes this and `correction`.
     own: what a method adds to the stage, beside the network (a synthesizer, feedback weights).
     correction: the state of the correction of late gradients.
     """
@@ -68,10 +68,10 @@ class Spec(NamedTuple):
     module: the Flax module.
     optimizer: the user's optax chain, with what the correction adds to it.
     loss: the user's loss(outputs, labels) -> scalar. Stage K computes it; a method may use it in other stages, too.
-    report: the user's loss as it is: what stage K tells of a batch, its loss or (its loss, {name: number}).
+    report: the user's loss as it is: it returns the loss of a batch or (loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
-    outputs, labels, value, reported: the outputs of stage K, the labels, the value of the loss, and of `report`.
+    outputs, labels, value, reported: the outputs of stage K, the labels, the loss, and the result of `report`.
     key: a random key for what the method adds.
     options: the method's options, by name.
     compute: how the module is computed.
@@ -107,15 +107,15 @@ class Spec(NamedTuple):
 
 
 class SownLosses(Exception):
-    """A module sows losses, and what is made of it was not told so (`ComputeOptions.sows`)."""
+    """A module sows losses, but `ComputeOptions.sows` is False."""
 
 
 class Functions(NamedTuple):
     """A stage as pure functions. `labels` is None if the stage does not need them.
 
     forward(params, extra, x, labels) -> (messages, extra, closure): in training mode. messages: {"x": outputs}, or
-        {"loss": what the loss function returned} for stage K. closure: the VJP closure, without the arguments that it
-        can be given again.
+        {"loss": what the loss function returned} for stage K. closure: the VJP closure, without params and x, which
+        `backward` takes again.
     backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
         the cotangent of the outputs; None stands for the loss's own cotangent, 1.
     outputs(params, extra, x) -> y: in evaluation mode, without the loss.
@@ -145,8 +145,8 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
 def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
     """Flax variables without the collections that the module has sown.
 
-    By default `sow` appends to a tuple, so that after `init` a value is a tuple of one, and longer after every call. A
-    module's own tuple stays as long as it was. again: the variables after another call.
+    By default `sow` appends to a tuple, so a sown value is a tuple of one after `init`, and longer after every call. A
+    module's own tuple keeps its length. again: returns the variables after another call.
     """
 
     def tuples(collection: Tree) -> bool:
@@ -166,14 +166,14 @@ def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
 
 
 def stream_key(key: Array, stream: str) -> Array:
-    """The key of a random stream in one forward pass. key: of the stage's forward pass, which dropout gets as it is."""
+    """The key of a random stream in one forward pass. key: of the stage's forward pass; dropout gets it unchanged."""
     return key if stream == DROPOUT else jax.random.fold_in(key, zlib.crc32(stream.encode()))
 
 
 def raw_key(key: Array) -> Array:
-    """What a stage keeps of a random key: its data, uint32, of JAX's default implementation.
+    """The data of a random key as a stage keeps them: uint32, in the shape of JAX's default implementation.
 
-    Where the data of another implementation are longer or shorter, bits are drawn from the key.
+    If the key's own implementation has another shape, bits are drawn from the key.
     """
     default = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     data = jax.random.key_data(key)
@@ -245,17 +245,17 @@ def functions(
 
 
 def loss_of(report: Tree) -> Any:
-    """The loss in what the user's loss function returned, the loss alone or (loss, metrics)."""
+    """The loss in the result of the user's loss function, which is the loss alone or (loss, metrics)."""
     return report[0] if isinstance(report, tuple | list) else report
 
 
 def metrics_of(report: Tree) -> dict[str, Array]:
-    """The metrics in it, {} if there are none."""
+    """The metrics in the result of the user's loss function; {} if there are none."""
     return dict(report[1]) if isinstance(report, tuple | list) else {}
 
 
 def add_sown(value: Array, sown: Array | None) -> Array:
-    """What a stage with a loss minimises. sown: the losses that its module has sown; None if there are none."""
+    """The number that a stage with a loss minimises. sown: the losses that its module has sown, or None."""
     return value if sown is None else value + sown.astype(value.dtype)
 
 
@@ -275,12 +275,12 @@ def make_functions(
     """Makes the functions of a stage whose backward pass starts from the value of an objective.
 
     Arguments:
-        objective: objective(params, extra, x, labels) -> (value, (messages, extra)). Of a stage without a loss that
-            sows losses, the value is (outputs, sown losses).
+        objective: objective(params, extra, x, labels) -> (value, (messages, extra)). For a stage that sows losses and
+            has no loss itself, the value is (outputs, sown losses).
         outputs: the stage in evaluation mode, as `make_outputs` makes it.
         loss_dtype: the dtype of the value, if it is a loss.
         compute: how the stage computes.
-        weights: what the objective takes, made from the stage's params; by default all, in the computing dtype.
+        weights: the stage's params -> those that the objective takes; by default `compute.precision.weights`.
 
     Returns: the functions.
     """

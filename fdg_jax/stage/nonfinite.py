@@ -1,9 +1,9 @@
 """What a guarded stage (fdg_jax.stage.update) does about a NaN or an infinity.
 
 A batch that spoils a gradient often spoils the running statistics of its forward passes too, and no later update would
-mend those. So a guard refuses them as well. After a refused update the weights, the moments and their counts are the
-old ones. The counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning rate of
-its batch, as the log has it.
+mend these. So a guard refuses new statistics as well. After a refused update the weights, the moments and their counts
+are the old ones. The counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning
+rate of its batch, as in the log.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def guard_statistics(forward: Callable[..., Any]) -> Callable[..., Any]:
         messages, changed, closure = forward(params, extra, x, labels)
         kept = {name: value for name, value in changed.items() if name != "rng"}
         old, new = jax.tree.leaves({name: extra[name] for name in kept}), jax.tree.leaves(kept)
-        if [(a.shape, a.dtype) for a in old] == [(a.shape, a.dtype) for a in new]:  # else refused in a sentence, later
+        if [(a.shape, a.dtype) for a in old] == [(a.shape, a.dtype) for a in new]:  # else it is refused later
             kept = jax.tree.unflatten(jax.tree.structure(kept), select(as_finite(new, old), new, old))
         return messages, {**changed, **kept}, closure
 
@@ -34,8 +34,8 @@ def guard_statistics(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @jax.custom_vjp
 def lost_with_its_gradient(loss: jax.Array) -> jax.Array:
-    """A loss whose gradients are all NaN where it is not finite, so that every stage refuses them. By itself a
-    cross-entropy for a label outside the classes, for one, is NaN and has finite gradients."""
+    """Returns the loss, and makes all gradients NaN if it is not finite, so that every stage refuses them. For example,
+    the cross-entropy of a label outside the classes is NaN, but its gradients are finite."""
     return loss
 
 
@@ -58,8 +58,8 @@ def guard_loss(report: Callable[[Tree, Tree], Tree]) -> Callable[[Tree, Tree], T
 def after_refusal(before: Tree, after: Tree) -> Tree:
     """The state of an optimizer or a correction after a refused update: `before`, but its schedules' counts go on.
 
-    A count is a single integer. One that stands beside arrays in a named tuple or a dictionary, as Adam's does, counts
-    what these have averaged, and stays. MultiSteps waits for as many good gradients as ever, so all of it stays.
+    A count is a single integer. A count beside arrays in a named tuple or a dictionary, such as Adam's, counts what
+    these arrays average; it keeps its value. MultiSteps keeps its whole state, so that it averages only good gradients.
 
     Arguments:
         before: the state before the update.
@@ -89,7 +89,7 @@ def all_finite(tree: Tree) -> jax.Array:
 
 
 def as_finite(after: Tree, before: Tree) -> jax.Array:
-    """Whether a tree has no NaN and no infinity but where `before`, of the same structure, had one: a scalar bool."""
+    """Whether a tree is finite wherever `before`, of the same structure, is finite: a scalar bool."""
     marks = jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(b), a, 0), *(floats(tree) for tree in (after, before)))
     return all_finite(marks)
 

@@ -1,6 +1,6 @@
-"""Checks that a user's modules, loss and optimizer fit together and train as they look. It traces and computes nothing.
+"""Checks that a user's modules, loss and optimizer fit together and train as written. It only traces them.
 
-What is refused here would otherwise fail late, or train something else without a word.
+What is refused here would otherwise fail late, or silently train something else.
 """
 
 import re
@@ -34,9 +34,9 @@ WEIGHTED = "The labels are fdg_jax.Weighted: use labels.labels in the loss, and 
 class Shapes(NamedTuple):
     """The shapes in a pipeline, as jax.ShapeDtypeStruct.
 
-    stages: what was traced of each stage.
-    inits: for each stage, the function that makes its Flax variables of a key. It copies those that are given.
-    labels, loss, report: of the labels, of the loss, and of what the loss function returns: that or (that, metrics).
+    stages: the trace of each stage.
+    inits: for each stage, the function key -> its Flax variables. It copies variables that are given.
+    labels, loss, report: of the labels, of the loss, and of what the loss function returns: loss or (loss, metrics).
     """
 
     stages: list[TracedModule]
@@ -94,7 +94,7 @@ def check_shapes(
 
 
 def check_message(who: str, k: int, y: Tree) -> None:
-    """Raises BadInput where stage k gives the next one what no gradient comes back through, or a number."""
+    """Raises BadInput if stage k sends only integers, which pass no gradient back, or an array without axes."""
     gives = f"{who} gives {describe(y)} to stage k={k + 1}"
     if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
         raise BadInput(f"{gives}: no gradient comes back through integers. Cut the network elsewhere.")
@@ -104,7 +104,7 @@ def check_message(who: str, k: int, y: Tree) -> None:
 
 
 def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
-    """The shapes of what a loss returns. Raises BadInput unless that is one number, or (it, {name: number})."""
+    """The shapes of what a loss returns. Raises BadInput unless this is one number, or (number, {name: number})."""
     fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
     way_out = WEIGHTED if isinstance(labels, Weighted) else ""
     report = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), outputs, labels, way_out=way_out)
@@ -123,7 +123,7 @@ def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
 
 
 def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree) -> Tree:
-    """The shapes of what stage 1 takes, of the shapes of a batch's inputs. Raises BadInput if preprocess fails."""
+    """The shapes of stage 1's inputs, from those of a batch's inputs. Raises BadInput if preprocess fails."""
     if preprocess is None:
         return inputs
     step = jax.ShapeDtypeStruct((), jnp.int32)
@@ -132,10 +132,10 @@ def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree)
 
 
 def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callable[[jax.Array], dict[str, Tree]]:
-    """The function that makes the first variables of stage k from a key, or copies those that are given.
+    """The function that makes the initial variables of stage k from a key, or copies the given ones.
 
-    They are made once, before there are inputs of a stage k > 1. So it raises BadInput if they depend on the values of
-    the inputs, or if those given do not fit.
+    Variables are made before stages k > 1 have inputs. So it raises BadInput if variables depend on the values of the
+    inputs. It also raises BadInput if given variables do not fit.
     """
     if given is not None:
         fitting = fitting_variables(k, seen.variables, given, seen.x)
@@ -147,7 +147,7 @@ def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callabl
 
 
 def check_trainable(who: str, params: Tree) -> None:
-    """Raises BadInput if a parameter has no gradient, as integers have none."""
+    """Raises BadInput if a parameter has no gradient, such as one of integers."""
     for path, leaf in states.flatten(params).items():
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             fact = f"{who} has the parameter {path}, {describe(leaf)}, which has no gradient"
@@ -178,14 +178,14 @@ def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
 
 
 def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) -> None:
-    """Raises BadInput if a module is trained by another program once the switches are set that nobody sets."""
+    """Raises BadInput if setting the switches that nobody sets (`untold`) changes the program that trains a module."""
     told = Untold(tell=True)
     try:
         with nn.intercept_methods(told):
             other = text(trace_forward(module, seen.compute, seen.params, seen.extra, seen.x)[0])
     except Exception:  # it draws random numbers, say
         other = ""
-    # A part within nn.jit is not traced again, so it cannot be told.
+    # A part within nn.jit is not traced again, so its switch cannot be set.
     if other != text(seen.forward) or told.found.keys() != untold.found.keys():
         raise BadInput(refusal(who, *next(iter(untold.found.items()))))
 
@@ -210,14 +210,14 @@ def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> None:
 
 
 def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> None:
-    """Looks for what a module keeps for its backward pass that is made of its weights.
+    """Looks for arrays that are made of a module's weights and kept for its backward pass.
 
-    Where the backward pass must use other weights (`other` is the option that says so), it would use the old ones:
-    BadInput. Elsewhere copies of matrices, such as weights cast to another dtype, only cost memory: a warning. Copies
-    have a kernel's size and do not grow with the batch. With current weights, vectors made of weights alone count, too.
-    Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep nothing of the kind. Layers
-    that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product: so do all of
-    flax.linen's norms with a scale.
+    If the backward pass must use other weights (because of the option `other`), these arrays would bring in the old
+    ones, and it raises BadInput. Otherwise copies of matrices, such as weights cast to another dtype, only cost memory,
+    and it warns. Copies have a kernel's size and do not grow with the batch. With current weights, vectors made of
+    weights alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep no
+    such arrays. Layers that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product.
+    All of flax.linen's norms with a scale are such layers.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.params) if leaf.ndim > 1}
     copies = [kept.ndim > 1 and kept.size in kernels for kept in seen.kept]
@@ -255,8 +255,8 @@ def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> N
 
 
 def fitting_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> dict[str, Tree]:
-    """The variables given for stage k in the containers that its module has. Those that are given may have others: a
-    file has dictionaries only for containers with a class of their own (fdg_jax.arrays).
+    """The variables given for stage k, in the containers of its module. They may come in other containers: a file turns
+    containers with a class of their own into dictionaries (fdg_jax.arrays).
 
     Raises BadInput if names, shapes or dtypes are not those that the module needs.
     """

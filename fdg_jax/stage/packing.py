@@ -1,8 +1,8 @@
 """Packs a tree of many small arrays into a few arrays, between the programs that take and return it.
 
-A dispatch costs the host more the more arrays go in and come out (`python -m benchmarks.host_cost`), and a network has
-some for every layer. So a stage's programs take all small arrays of one dtype as one array. They cut it up at their
-beginning and put it together again at their end, which copies them on the device. Large arrays are left alone.
+The more arrays go in and come out, the more a dispatch costs the host (`python -m benchmarks.host_cost`), and a network
+has some for every layer. So a stage's programs take all small arrays of one dtype as one array. They split it at their
+beginning and join its parts again at their end, which copies them on the device. Large arrays stay separate.
 """
 
 import math
@@ -29,7 +29,7 @@ def small(leaf: Any) -> bool:
 
 
 def small_vector(leaf: Any) -> bool:
-    """Whether an array of a closure is packed: a layer's values per channel are, activations never, however small."""
+    """Whether an array of a closure is packed: a layer's values per channel are; activations never are."""
     return leaf.ndim <= 1 and small(leaf)
 
 
@@ -123,7 +123,7 @@ class Packing:
             parts.append([array[e - math.prod(s) : e].reshape(s) for s, e in zip(shapes, ends, strict=True)])
         return parts
 
-    def __eq__(self, other: object) -> bool:  # jit asks, as it is part of a Closure's type
+    def __eq__(self, other: object) -> bool:  # jit compares packings, as they are part of a Closure's type
         if self is other or not isinstance(other, Packing):
             return self is other
         return (self.treedef, self.leaves, self.groups) == (other.treedef, other.leaves, other.groups)
@@ -202,7 +202,7 @@ class Closure:
 
 
 def on_packed(function: Callable, takes: Sequence[Any], gives: Sequence[Any]) -> Callable:
-    """A function on plain trees as one on packed trees.
+    """Turns a function on plain trees into one on packed trees.
 
     Arguments:
         function: the function.

@@ -1,9 +1,9 @@
 """Stage k of the network on its device: its state, its compiled programs, and what it keeps of batches in flight.
 
-A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses it when it
-comes: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stage.functions) and owns
-everything that changes. A method whose stages keep something else, or compute gradients in another way, has a subclass
-of `Stage` in its own file.
+A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses the gradient
+when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stage.functions) and
+owns everything that changes. A method whose stages keep something else, or compute gradients in another way, has a
+subclass of `Stage` in its own file.
 """
 
 from collections import deque
@@ -31,8 +31,8 @@ class Stage(Checkpointed):
     """Stage k of K on its device.
 
     A stash refers to the weights of its forward pass even if `stashed` is False (weights="current"), because a
-    checkpoint needs them; so that saves no memory. Weights are never donated, since stashes refer to them. The arrays
-    of `state`, `line`, `sum` and the stashes are packed (fdg_jax.stage.packing), and `functions` work on packed arrays.
+    checkpoint needs them; so "current" saves no memory. Weights are never donated, since stashes refer to them. The
+    arrays of `state`, `line`, `sum` and the stashes are packed (fdg_jax.stage.packing).
 
     Arguments:
         spec: what the stage consists of.
@@ -51,7 +51,7 @@ class Stage(Checkpointed):
         backward_at_other_weights: if its backward pass is never taken at the weights of the forward pass, the option
             that is the reason, for messages ("method=fa"); else "".
         cotangent_down: whether its stages send cotangents to the stage below.
-        keeps: what a stage keeps of a batch, by its name in a checkpoint: the kind of operation that needs it last.
+        keeps: {name in a checkpoint of what a stage keeps of a batch: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
         packs: whether small arrays are packed.
         keeps_weights: whether a stash refers to the weights of its forward pass.
@@ -85,9 +85,9 @@ class Stage(Checkpointed):
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
         self.ahead: Tree = None  # what a correction makes of the newest weights for forward passes
-        # With a guard: the number of the first refused update, after the newest one. The copy in `state` is donated.
+        # With a guard: the number of the first refused update so far, as a copy, because that in `state` is donated.
         self.bad: Any = np.int32(0) if guard else None
-        self.norm: Any = np.float32(0) if spec.norms else None  # likewise, of the newest gradient
+        self.norm: Any = np.float32(0) if spec.norms else None  # the norm of the newest gradient, also a copy
         self.takes_labels = spec.last or self.local_loss
         is_end, remembers = spec.k == 1 or not self.cotangent_down, correction.updated is not None
 
@@ -205,7 +205,7 @@ class Stage(Checkpointed):
         Arguments:
             grads: the gradient, packed.
             version: the weight version (number of updates) at which it was taken.
-            then: those weights, where a correction needs them.
+            then: the weights of that version, if a correction needs them.
         """
         self.line.append((grads, version, then))
         if len(self.line) > self.delay:
@@ -240,7 +240,7 @@ class Stage(Checkpointed):
         self.sum, self.summed = None, 0
 
     def drain(self) -> None:
-        """Applies the gradients in the delay line, then what is left of the sum; nothing is predicted from these."""
+        """Applies the gradients in the delay line, then the incomplete sum. Predictions then begin anew."""
         while self.line:
             self.add_gradient(*self.line.popleft())
         if self.summed:
@@ -250,9 +250,9 @@ class Stage(Checkpointed):
             self.ahead = None
 
     def kept_shapes(self, x: Tree, labels: Tree) -> dict[str, Tree]:
-        """What stays of a batch after its forward pass.
+        """What a stage keeps of a batch after its forward pass.
 
-        It traces the forward pass as the training does, which then need not trace again.
+        It traces the forward pass as training does, so that training need not trace it again.
 
         Arguments:
             x, labels: shapes of what the forward pass takes.

@@ -1,7 +1,7 @@
-"""The arguments by which a module is told whether it trains, and the parts of a module that nobody tells.
+"""Switches: the arguments and fields that say whether a module is trained; and a search for switches that nobody sets.
 
-A stage or a block gets `train`. Within it, a part that has a switch and is called without it does what its default
-says: dropout stays off and batch statistics never move, without any error. So training is traced once with `Untold`.
+A stage or a block gets `train`. If a part within it has a switch and is called without it, the switch has its default.
+Then dropout may stay off, or batch statistics never move, without any error. So training is traced once with `Untold`.
 """
 
 import inspect
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Tree = Any
-LOSSES = "losses"  # the collection whose sown values are added to what a stage minimises: kept in training only
-# The names of switches in Flax and in what is written for it, each with its value in training.
+LOSSES = "losses"  # the collection whose sown values are added to a stage's loss; it exists in training only
+# The names of switches in Flax and in code written for it, each with its value in training.
 SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 WAY_OUT = (
     "This library sets `train` only, of stages and blocks: True in training and False in evaluation. Give __call__ of "
@@ -28,10 +28,10 @@ FROZEN = (
 
 
 class Switch(NamedTuple):
-    """A switch of a part of a module, and what it says of a call of that part.
+    """A switch of a part of a module, in one call of that part.
 
     name, value: of the argument or the field.
-    argument: whether it is an argument.
+    argument: whether it is an argument; otherwise it is a field.
     given: whether the caller gave the argument, or the field has another value than its default.
     """
 
@@ -46,8 +46,8 @@ class Switch(NamedTuple):
 
 
 def arguments(module: Any, x: Tree, train: bool) -> tuple[list[Any], dict[str, Any]]:
-    """(arguments, keyword arguments) of a module's call: x, and `train` where it takes that. By position where it can
-    be, since nn.remat and nn.jit know static arguments by their positions."""
+    """(arguments, keyword arguments) of a module's call: x, and `train` if the module takes it. `train` is passed by
+    position if possible, since nn.remat and nn.jit know static arguments by their positions."""
     parameters = list(inspect.signature(type(module).__call__).parameters.values())
     before = list(takewhile(lambda each: each.name != "train", parameters))
     if len(before) == len(parameters):
@@ -60,7 +60,8 @@ def arguments(module: Any, x: Tree, train: bool) -> tuple[list[Any], dict[str, A
 
 
 def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) -> Switch | None:
-    """The switch of a call, of several one that keeps it in evaluation mode. owner: whose field may be one, or None."""
+    """The switch of a call; if there are several, one that selects evaluation mode. owner: the module whose fields may
+    be switches, or None."""
     try:
         bound = inspect.signature(call).bind_partial(*args, **kwargs)
     except TypeError:  # the call itself will say so
@@ -77,9 +78,9 @@ def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) 
 
 
 class Untold:
-    """For flax.linen.intercept_methods: finds the parts that stay in evaluation mode while their module is trained, as
-    nobody sets their switch. What a caller gives is meant so, within that part, too; and so is a field of a part that
-    is made by a module which is told that it trains, such as `not train or self.frozen`.
+    """For flax.linen.intercept_methods: finds the parts that stay in evaluation mode while their module is trained,
+    because nobody sets their switch. A switch that the caller sets counts as intended, also for everything within that
+    part. So does a field, such as `not train or self.frozen`, if a module around the part is told that it trains.
 
     tell: whether to set the switches that are found.
     found: {a part, in words, "" for the outermost module: its switch}.
@@ -88,7 +89,7 @@ class Untold:
     def __init__(self, tell: bool = False):
         self.tell, self.found = tell, dict[str, Switch]()
         self.looks: bool | None = None  # None outside of the outermost module
-        self.told = False  # whether a module around was told that it trains
+        self.told = False  # whether an enclosing module was told that it is trained
 
     def __call__(self, next_call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
         module, before = context.module, (self.looks, self.told)
@@ -99,7 +100,7 @@ class Untold:
         call = partial(type(module).__call__, module) if lifted else context.orig_method
         switch = switch_of(call, module, args, kwargs) if self.looks else None
         try:
-            if switch is None or switch.trains:  # a stage of blocks only passes on what it is told
+            if switch is None or switch.trains:  # a stage of blocks only passes `train` on
                 self.told = self.told or (switch is not None and not hasattr(module, "named_blocks"))
             elif switch.given and (switch.argument or self.told):
                 self.looks = False
@@ -125,7 +126,7 @@ def told(next_call: Callable, args: Any, kwargs: Any, module: Any, switch: Switc
 
 
 def refusal(who: str, part: str, switch: Switch) -> str:
-    """What to say of a part of a module that nobody tells that it trains. part: "" if it is the module itself."""
+    """The message about a part of a module whose switch nobody sets. part: "" if it is the module itself."""
     whole = f"{who}: its part {part}" if part else who
     what = "an argument" if switch.argument else "a field"
     fact = f"{whole} has {what} `{switch.name}`, which nobody would set: it is {switch.value} in training, too"

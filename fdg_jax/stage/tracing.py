@@ -1,5 +1,5 @@
-"""Traces what a user wrote: what a module needs and keeps, and what its results are made of; nothing is computed. What
-the user's code raises becomes one sentence: the fact, the part that raised, the way out.
+"""Traces a user's modules without computing anything: what a module needs and keeps, and what its results depend on.
+Errors in the user's code become one sentence: the fact, the part that raised, the way out.
 """
 
 import re
@@ -25,9 +25,9 @@ CALLS = {"jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "custom_
 
 
 def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = "", who: str = ""):
-    """The result of tracing something of the user's, or BadInput with the fact and what the user's code raised.
+    """The result of tracing a user's code. Raises BadInput with the fact and with what that code raised.
 
-    who: what is traced, where this library itself may refuse it.
+    who: what is traced, for the case that this library itself refuses it.
     """
     try:
         with nn.intercept_methods(located):
@@ -72,12 +72,12 @@ class TracedModule(NamedTuple):
 
     x, y: its inputs, and its outputs in training mode.
     variables: its Flax variables.
-    params, extra: the same as a stage has them; extra with the random key of a module that draws random numbers.
+    params, extra: these variables as a stage has them; if the module draws random numbers, extra also has "rng".
     kept: the arrays in its stripped VJP closure.
-    compute: how it is computed: as asked for, with the random streams and sown losses that were found.
+    compute: how it is computed, with the random streams and the sown losses that were found.
     forward: the trace of its training forward pass, whose last results are `kept`.
     init: the jitted function (key, inputs) -> its variables.
-    init_sees_inputs: whether these may depend on the values of the inputs.
+    init_sees_inputs: whether the variables may depend on the values of the inputs.
     """
 
     x: Tree
@@ -137,14 +137,14 @@ def trace_forward(
 
 
 def asked_stream(error: flax.errors.InvalidRngError) -> str | None:
-    """The random stream of which a module has asked for a key, and there is none."""
+    """The random stream for which a module finds no key; None if the error names no stream."""
     asked = re.search(r'needs PRNG for "(.+?)"', str(error))
     return asked[1] if asked else None
 
 
 def dependences(jaxpr: Any, inputs: Sequence[int] | None = None) -> list[int]:
     """For each result of a trace, the numbers of the arguments that it depends on: a set in bits, as there are
-    thousands. There may be too many (each result of an unknown call depends on all its arguments), never too few.
+    thousands. The set may be too large (results of an unknown call depend on all its arguments), but never too small.
 
     inputs: what each argument depends on; by default on itself.
     """

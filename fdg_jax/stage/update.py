@@ -74,7 +74,7 @@ class UpdateRule(NamedTuple):
         return state, self.correction.start(params)
 
     def correct(self, grads: Tree, then: Tree, now: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """(the corrected gradient, the correction's state). A guard keeps the state from a NaN or an infinity.
+        """(the corrected gradient, the correction's state). With a guard, no NaN or infinity enters the state.
 
         Arguments:
             grads: the late gradient.
@@ -87,7 +87,8 @@ class UpdateRule(NamedTuple):
 
     def new_weights(self, params: Tree, opt_state: Tree, grads: Tree, **extra: Any) -> tuple[Tree, Tree, Tree]:
         """(the new weights, the optimizer's new state, what was added to the weights). After a refusal the weights and
-        the moments are the old ones, and schedules have counted on. extra: further arguments of the optimizer."""
+        the moments are the old ones, but the counts of schedules have gone on. extra: further arguments of the
+        optimizer."""
         inner = opt_state.inner if self.guard else opt_state
         changes, moved = self.optimizer.update(grads, inner.inner if self.norms else inner, params, **extra)
         updated = optax.apply_updates(params, changes)
@@ -96,7 +97,7 @@ class UpdateRule(NamedTuple):
             moved = Measured(moved, jnp.sqrt(sum(squares, jnp.float32(0))))
         if not self.guard:
             return updated, moved, changes
-        # Computed in any case and then selected: so it is compiled, and rounded, as without a guard.
+        # The update is always computed, then selected, so that it is compiled, and rounded, as without a guard.
         good, number = all_finite(grads), opt_state.updates + 1
         changes = select(good, changes, jax.tree.map(jnp.zeros_like, changes))
         updated, inner = select(good, (updated, moved), (params, after_refusal(inner, moved)))
@@ -104,7 +105,7 @@ class UpdateRule(NamedTuple):
         return updated, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32)), changes
 
     def remember(self, before: Tree, after: Tree, state: Tree, made: jax.Array | None) -> Tree:
-        """The correction's state after an update, of which a refused one moves only the counts of schedules.
+        """The correction's state after an update. A refused update changes only the counts of schedules.
 
         Arguments:
             before, after: the weights around the update.
@@ -117,17 +118,17 @@ class UpdateRule(NamedTuple):
 
 
 def was_made(before: Tree, after: Tree) -> jax.Array | None:
-    """Whether an update was made and not refused, by the optimizer's states around it; None without a guard."""
+    """Whether an update was made and not refused, from the optimizer's states around it; None without a guard."""
     return after.refused == before.refused if isinstance(after, Guarded) else None
 
 
 def first_refused(opt_state: Tree) -> Any:
-    """The number of the first update that was refused, 0 if none; None of a stage without a guard."""
+    """The number of the first update that was refused, 0 if none; None without a guard."""
     return opt_state.bad if isinstance(opt_state, Guarded) else None
 
 
 def newest_norm(opt_state: Tree) -> Any:
-    """The norm of the newest gradient; None of a stage whose gradients are not measured."""
+    """The norm of the newest gradient; None if gradients are not measured."""
     inner = opt_state.inner if isinstance(opt_state, Guarded) else opt_state
     return inner.norm if isinstance(inner, Measured) else None
 
@@ -139,15 +140,15 @@ def states_of(opt_state: Tree, kind: type) -> list[Any]:
 
 
 def evaluated_elsewhere(opt_state: Tree) -> bool:
-    """Whether the weights for evaluation are other ones than those that are trained."""
+    """Whether the weights for evaluation differ from those that are trained."""
     return bool(states_of(opt_state, contrib.ScheduleFreeState))
 
 
 def evaluated(params: Tree, opt_state: Tree) -> Tree:
     """The weights for evaluation, export and files. It can be traced.
 
-    A schedule-free optimizer takes gradients at a point y, which is what a stage has as its weights, between an average
-    x and its own iterate z. Its answer is x. With any other optimizer it is the weights themselves.
+    A schedule-free optimizer takes gradients at a point y between an average x and its own iterate z. The weights of a
+    stage are y, those for evaluation are x. With any other optimizer, the two are the same.
 
     Arguments:
         params: the weights of the stage.

@@ -1,6 +1,5 @@
 """Labels with a weight for every example or every token, so that padding, masks and repeated examples count as they
-should: in the loss, which takes the weights, and in every average over batches, which needs to know them. And parts of
-a batch, each of which counts by its share.
+should, in the loss and in every average over batches. And parts of a batch, each weighted by its share.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ class Weighted(NamedTuple):
     """Labels and their weights, to be given as the labels of a batch. The loss gets this object, too.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
-    weights: a number from 0 for each example [batch] or token [batch, T]: its shape is how the labels' shape begins.
+    weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with theirs.
 
     Example: `loss = lambda outputs, labels: labels.mean(cross_entropy(outputs, labels.labels))`, with a cross-entropy
     that gives a number for each label.
@@ -30,27 +29,27 @@ class Weighted(NamedTuple):
         """The weighted mean: sum(weights * values) / sum(weights), and 0 where all weights are 0.
 
         Arguments:
-            values: one number for each weight, or several [*weights.shape, ...], which share it. Where the weight is 0,
-                they may be anything: optax's cross-entropy of a label such as -100, a usual mark of padding, is NaN.
+            values: one number for each weight, or several [*weights.shape, ...], which share it. A value with weight 0
+                may be anything: optax's cross-entropy of a label such as -100, a usual mark of padding, is NaN.
         """
         weights = self.spread(values.shape, jnp.promote_types(values.dtype, jnp.float32))
         total, counted = jnp.sum(weights), jnp.where(weights == 0, 0, values)
         return jnp.sum(weights * counted) / jnp.where(total > 0, total, 1)
 
     def spread(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-        """The weights for values of that shape, which begins as theirs."""
+        """The weights, broadcast to a shape that begins with theirs."""
         weights = jnp.asarray(self.weights, dtype)
         more = len(shape) - weights.ndim
         return jnp.broadcast_to(weights.reshape(*weights.shape, *[1] * more), shape)
 
 
 def without_weights(labels: Tree) -> Tree:
-    """The labels themselves, with or without weights."""
+    """The labels without their weights, if they have any."""
     return labels.labels if isinstance(labels, Weighted) else labels
 
 
 def bounds(n: int, M: int) -> list[int]:
-    """Where M parts of n things begin and end. They are as equal as can be, the larger ones first."""
+    """Where M parts of n items begin and end. The parts are as equal as possible, the larger ones first."""
     return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
 
 

@@ -1,8 +1,8 @@
 """The transport between processes: copies by `jax.device_put` from a device of one process to a device of another.
 
 The processes have joined by `fdg_jax.join_processes`. Between CPUs, JAX copies through sockets. GPUs have not been
-tried. JAX counts these copies: every process has to ask for each one in the same order, also where it neither sends nor
-receives.
+tried. JAX counts these copies: every process has to request each of them in the same order, even if it neither sends
+nor receives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class AcrossProcesses:
     Arguments:
         places: of the stages k = 1..K, on devices of any process.
         shapes: (address, sender, number of examples) -> the shapes and dtypes of a message.
-        window: for how many batches the size is remembered: as many as can be in flight.
+        window: how many batches' sizes are remembered: as many as can be in flight.
 
     Raises:
         BadInput: a process has no stage, or a stage has several devices.
@@ -35,7 +35,7 @@ class AcrossProcesses:
         self.all, self.shapes, self.window = dict(enumerate(places, 1)), shapes, window
         if any(len(place.devices) > 1 for place in places):
             raise BadInput("a stage on several devices cannot be in a pipeline of several processes. Use one process.")
-        # Each process is told values on the device of its last stage.
+        # Each process gets values (`tell`) on the device of its last stage.
         self.told = {place.device.process_index: place.device for place in places}
         if missing := sorted(set(range(jax.process_count())) - self.told.keys()):
             raise BadInput(
@@ -72,14 +72,14 @@ class AcrossProcesses:
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:
         """Starts to copy a value of stage k to all other processes, one after the other."""
         source = self.all[k].device
-        # The value is on the host if it is a count that no program has returned.
+        # A count that no program has returned yet is on the host.
         arrived = self.exchange.spread(source, put(value, source), like)
         if k not in self.places:
             self.note("a result", k, 0, arrived)
         return arrived
 
     def agree(self, refusal: BadInput | None) -> None:
-        """Tells all processes what this one refuses, and raises what the first of them refuses."""
+        """Sends this process's refusal to all processes, and raises the first refusal of any process in all of them."""
         texts = Notices().share(str(refusal or ""))
         if first := next(filter(None, texts), ""):
             raise BadInput(first) from refusal

@@ -11,10 +11,10 @@ def check_same(facts: Mapping[str, str]) -> None:
     """Compares the processes' settings. Every process has to call it.
 
     Arguments:
-        facts: the settings by name. What is not among them is not compared.
+        facts: the settings by name. Other settings are not compared.
 
     Raises:
-        BadInput: a process has other settings than process 0. Every process raises the same.
+        BadInput: a process has other settings than process 0. Every process raises this error.
     """
     found = [json.loads(text) for text in Notices().share(json.dumps(dict(facts)))]
     if difference := first_difference(found):

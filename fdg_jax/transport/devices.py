@@ -82,7 +82,7 @@ def stage_devices(K: int, here: bool = False) -> tuple[list[Any], str]:
     request_cpu_devices(K)  # if it is too late, the devices that exist are used
     try:
         found = jax.local_devices()
-    except Exception as error:  # JAX raises several kinds when a platform asked for is not there
+    except Exception as error:  # JAX raises several kinds of errors if a requested platform is missing
         raise BadInput(f"JAX finds no device: {first_line(error)} Set JAX_PLATFORMS=cpu, or leave it unset.") from error
     if jax.process_count() > 1 and not here:
         return devices_of_processes(K), ""
@@ -100,8 +100,8 @@ def stage_devices(K: int, here: bool = False) -> tuple[list[Any], str]:
 def devices_of_processes(K: int) -> list[Any]:
     """The device of each stage k = 1..K where several processes have joined: neighbouring stages share a process.
 
-    A process that emulates K devices computes stage k on the k-th, as a single process would. One with fewer devices
-    computes its first stage on its first device.
+    A process that emulates K devices computes stage k on the k-th, as a single process would. A process with fewer
+    devices computes its first stage on its first device.
     """
     processes = processes_of_stages(K, jax.process_count())
     found = []

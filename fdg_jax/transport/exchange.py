@@ -1,4 +1,4 @@
-"""Copies between processes, which every process has to ask for in the same order."""
+"""Copies between processes. Every process has to request them in the same order."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ from jax.sharding import SingleDeviceSharding
 from fdg_jax.transport.devices import is_here
 
 Tree = Any
-LENGTH = jax.ShapeDtypeStruct((2,), np.uint32)  # of a text, as (2**32s, rest)
+LENGTH = jax.ShapeDtypeStruct((2,), np.uint32)  # the length n of bytes, as divmod(n, 2**32)
 MOST_BYTES = 2**30  # that are sent at once
 
 
 class Exchange:
-    """Gives every process what one of them has.
+    """Sends what one process has to all others.
 
     Arguments:
-        devices: {process: the device on which it takes what it is sent}.
+        devices: {process: the device on which it receives}.
     """
 
     def __init__(self, devices: Mapping[int, Any]):
         self.devices = devices
 
     def spread(self, source: Any, value: Tree, like: Tree) -> Tree:
-        """Starts to copy a value from a device to all processes but its own; returns it as it will be here."""
+        """Starts to copy a value from a device to all other processes; returns this process's copy."""
         arrived = value
         for process, target in sorted(self.devices.items()):
             if process != source.process_index:
@@ -57,19 +57,19 @@ class Exchange:
 
 
 def put(value: Tree, device: Any) -> Tree:
-    """A tree of arrays on a device of this process; None if there is none."""
+    """Puts a tree of arrays on a device of this process; None stays None."""
     return None if value is None else jax.device_put(value, device)
 
 
 def copy(value: Tree, like: Tree, source: Any, target: Any) -> Tree:
-    """Asks for the copies of a tree of arrays from one process to another, as every process has to do.
+    """Copies a tree of arrays from one process to another. Every process has to call it.
 
     Arguments:
         value: the arrays, on the source; None in processes other than the source's.
         like: their shapes and dtypes.
         source, target: devices of two different processes.
 
-    Returns: the copies in the target's process, which may be under way; None in all others.
+    Returns: the copies in the target's process, which may still be under way; None in all others.
     """
     shapes, structure = jax.tree.flatten(like)
     leaves = [None] * len(shapes) if value is None else structure.flatten_up_to(value)
@@ -90,7 +90,7 @@ def copy(value: Tree, like: Tree, source: Any, target: Any) -> Tree:
 
 
 def absent(like: Any, device: Any) -> jax.Array:
-    """An array on a device of another process: here only its shape and dtype are known."""
+    """An array on a device of another process. In this process, only its shape and dtype are known."""
     return jax.make_array_from_single_device_arrays(like.shape, SingleDeviceSharding(device), [], dtype=like.dtype)
 
 

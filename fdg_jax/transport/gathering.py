@@ -1,9 +1,9 @@
 """Waits at the coordinator's port until all processes of a run have come, before JAX's own service listens there.
 
-JAX ends a process by SIGABRT where another one does not come. It shares a port that another run listens at, and a
-stranger with the number of one of its processes ends that run. So process 0 first listens itself: it greets whoever
-connects, notes the number that each one says, and lets all go on when they are complete. Whoever is not greeted has
-found something else than its own run, and sends it nothing.
+JAX ends a process by SIGABRT if another process does not come. It also shares a port at which another run listens, and
+a foreign process with the number of one of the run's processes ends that run. So process 0 first listens itself: it
+greets every process that connects, reads its number, and lets all go on when they are complete. A process that is not
+greeted has not found its own run, and sends nothing.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from fdg_jax.errors import BadInput, reason
 GREETING, GO, REFUSED = b"fdg_jax\n", b"go\n", b"no\n"  # the words of process 0
 LOOK_SECONDS = 0.2  # between two attempts to connect
 ANSWER_SECONDS = 5.0  # for a greeting
-STRANGE_SECONDS = 15.0  # for which something else may listen there: process 0 of a run that is just ending
+STRANGE_SECONDS = 15.0  # how long something else may listen there, such as process 0 of a run that is ending
 OWN_PORT = "Give each run a port of its own, which process 0 can listen at, and each process its own number."
 LONGEST = 20  # bytes of a number
-ACCEPT_SECONDS = 0.05  # between two looks of process 0 at who has said a number
+ACCEPT_SECONDS = 0.05  # between two checks of process 0 for new numbers
 
 
 class Absent(Exception):
@@ -32,8 +32,8 @@ def gather(coordinator: str, process: int, processes: int, seconds: float) -> No
 
     Arguments:
         coordinator: IPv4 address and port, which process 0 can listen at.
-        process, processes: the number of this one, from 0, and how many there are.
-        seconds: for which the others are waited for.
+        process, processes: the number of this process, from 0, and the number of processes.
+        seconds: how long to wait for the others.
 
     Raises:
         BadInput: another program has the port, or another process has this one's number.
@@ -45,8 +45,8 @@ def gather(coordinator: str, process: int, processes: int, seconds: float) -> No
 
 
 def receive(place: tuple[str, int], _: int, processes: int, until: float) -> None:
-    """Process 0: greets the others, and lets them go on together. Each is listened to by a thread, so that a stranger
-    who says nothing delays nobody."""
+    """Process 0: greets the others, and lets them go on together. A thread listens to each connection, so that a
+    foreign process that sends nothing delays no other."""
     with contextlib.ExitStack() as held:
         listening = held.enter_context(socket.socket())
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run do no harm
@@ -79,7 +79,7 @@ def receive(place: tuple[str, int], _: int, processes: int, until: float) -> Non
 
 
 def hear(other: socket.socket, until: float, arrived: SimpleQueue[tuple[int, socket.socket]]) -> None:
-    """Greets one that has connected, and waits for its number. A stranger is left when it says something else."""
+    """Greets a process that has connected, and waits for its number. If it sends anything else, it is disconnected."""
     with contextlib.suppress(OSError):
         other.sendall(GREETING)
         said = line(other, until)
@@ -90,7 +90,7 @@ def hear(other: socket.socket, until: float, arrived: SimpleQueue[tuple[int, soc
 
 
 def has_left(other: socket.socket) -> bool:
-    """Whether a process that waits has closed its connection, by its end."""
+    """Whether a waiting process has closed its connection, because it has ended."""
     other.setblocking(False)
     try:
         return other.recv(1) == b""
@@ -101,7 +101,7 @@ def has_left(other: socket.socket) -> bool:
 
 
 def come(place: tuple[str, int], process: int, processes: int, until: float) -> None:
-    """Another process: says its number, and waits until all have come."""
+    """A process other than 0: sends its number, and waits until all have come."""
     strange = 0.0  # since when something else listens there
     while (left := until - time.monotonic()) > 0:
         with contextlib.suppress(OSError), socket.create_connection(place, timeout=min(ANSWER_SECONDS, left)) as way:
@@ -126,7 +126,7 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
 
 
 def line(way: socket.socket, until: float) -> bytes:
-    """What is sent until a moment, up to the end of a line, but not more than a number has. Raises OSError."""
+    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError (an OSError) if time `until` is over."""
     said = b""
     while not said.endswith(b"\n") and len(said) < LONGEST:
         if (left := until - time.monotonic()) <= 0:

@@ -22,10 +22,10 @@ class InProcess:
         self.here = places[-1]
 
     def watch(self, note: Callable[[str, int, int, Tree], None]) -> None:
-        """Nothing: no message comes from another process."""
+        """Does nothing: no message comes from another process."""
 
     def enter(self, batch: int, size: int) -> None:
-        """Nothing: an array brings its size."""
+        """Does nothing: an array has its size."""
 
     def send(self, address: Address, message: Tree, sender: Op | None) -> Tree:
         """Starts to copy a message to stage `address.k`; returns the copy at once."""
@@ -41,5 +41,5 @@ class InProcess:
             raise refusal
 
     def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """The same: this process has everything."""
+        """A copy of `flat`: this process has everything."""
         return dict(flat)

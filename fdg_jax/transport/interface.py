@@ -14,10 +14,10 @@ class Transport(Protocol):
     """Takes messages to stages, in this process (`in_process.py`) or between processes (`across_processes.py`).
 
     Every process walks the same schedule and calls these methods for every message between stages, in the same order,
-    whether it has one of the two stages or not. What a process does not have it passes as None.
+    whether it has one of the two stages or not. It passes None for messages that it does not have.
 
     places: where the stages of this process are, {k: place}.
-    here: where `tell` puts what it returns.
+    here: the place where `tell` puts what it returns.
     """
 
     places: Mapping[int, Place]
@@ -27,7 +27,7 @@ class Transport(Protocol):
         """From now on, notes every message that comes from another process.
 
         Arguments:
-            note: note(what, k, batch, message) is called when the message is asked for. k: the stage that sends it.
+            note: note(what, k, batch, message) is called when the message is requested. k: the stage that sends it.
                 batch: 0 if it belongs to none, or to an evaluation.
         """
         ...
@@ -47,7 +47,7 @@ class Transport(Protocol):
             message: a tree of arrays [batch, ...]; None if the sender is in another process.
             sender: the operation that sends it; None if it enters from outside, in the process of stage `address.k`.
 
-        Returns: the message as it will be there, to be put into the mail; None if stage `address.k` is elsewhere.
+        Returns: the copy, to be put into the mail; None if stage `address.k` is in another process.
         """
         ...
 
@@ -59,7 +59,7 @@ class Transport(Protocol):
             value: a tree of arrays; None if stage k is in another process.
             like: its shapes and dtypes.
 
-        Returns: the value as it will be in this process.
+        Returns: the copy in this process.
         """
         ...
 

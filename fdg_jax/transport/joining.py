@@ -14,7 +14,7 @@ from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import gathering
 from fdg_jax.transport.devices import request_cpu_devices
 
-HEARTBEAT_SECONDS = 60  # without a sign of life a process then counts as dead; it may stand still for a while
+HEARTBEAT_SECONDS = 60  # after so long without a sign of life, a process counts as dead
 JOINING_SECONDS = 120  # for all processes to come
 TOO_LATE = "JAX has already started, or has been joined. Join the processes once, before anything makes an array."
 TRANSFER_BYTES = 4 * 2**20  # of a buffer of the sockets between CPUs; JAX's default is far larger
@@ -26,11 +26,11 @@ def join_processes(
     """Joins this process with the others of a pipeline. Call it before JAX computes anything, in every process.
 
     Afterwards `Pipeline` spreads its stages over the processes. Each process must then make the same calls in the same
-    order, also of what only reports: `params`, `state`, `staleness`, `updates`, `refused` and the hashes wait for all
-    processes. Every process makes the first weights of all stages, and keeps those of its own.
+    order, even those that only report: `params`, `state`, `staleness`, `updates`, `refused` and the hashes wait for all
+    processes. Every process makes the initial weights of all stages, and keeps those of its own stages.
 
-    A process that ends by an exception leaves at once, without what it registered by `atexit`: JAX would wait there for
-    the others, which wait for it. That is not so for `sys.exit`: call `jax.distributed.shutdown` before it.
+    A process that ends by an exception exits at once, without its `atexit` functions: in these, JAX would wait for the
+    other processes, which wait for this one. `sys.exit` does run them: call `jax.distributed.shutdown` before it.
 
     Nothing that is exchanged is encrypted or authenticated: use addresses of a private network.
 
@@ -85,7 +85,7 @@ def set_up(K: int, address: str, transfers: str) -> None:
 
 
 def initialize(coordinator: str, process: int, processes: int, detect: bool) -> None:
-    """`jax.distributed.initialize` with our times. Raises BadInput if JAX has already started."""
+    """`jax.distributed.initialize` with the time limits above. Raises BadInput if JAX has already started."""
     try:
         jax.distributed.initialize(
             coordinator,
@@ -94,7 +94,7 @@ def initialize(coordinator: str, process: int, processes: int, detect: bool) -> 
             coordinator_bind_address=coordinator,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             initialization_timeout=JOINING_SECONDS,
-            # Else JAX asks a scheduler, if one has started us, which GPU is ours, though nobody told it that it may.
+            # Otherwise a scheduler that has started this process would choose its GPU, even if nobody asked for that.
             cluster_detection_method=None if detect else "deactivate",
         )
     except RuntimeError as error:
@@ -104,12 +104,12 @@ def initialize(coordinator: str, process: int, processes: int, detect: bool) -> 
 
 
 def detected() -> tuple[str, int, int]:
-    """What the scheduler says that has started this process: SLURM, Open MPI or Kubernetes.
+    """The settings from the scheduler that has started this process: SLURM, Open MPI or Kubernetes.
 
     Returns: (coordinator as IPv4 address and port, number of processes, number of this process).
 
     Raises:
-        BadInput: there is none, or its coordinator has no IPv4 address.
+        BadInput: there is no scheduler, or its coordinator has no IPv4 address.
     """
     coordinator, processes, process = jax_internals.detected_cluster(JOINING_SECONDS)
     if coordinator is None or processes is None or process is None:
@@ -141,8 +141,8 @@ def check_coordinator(coordinator: str) -> str:
 
 
 def check_address(address: str, host: str) -> None:
-    """Raises BadInput unless an address is an IPv4 address, and neither it nor the coordinator's alone is of this host
-    only."""
+    """Raises BadInput unless `address` is an IPv4 address, and either both it and the coordinator's address `host` are
+    loopback addresses or neither is."""
     if not is_ip(address):
         raise BadInput(f"address {address!r} is no IPv4 address. A host name may stand for all interfaces of a host.")
     if IPv4Address(address).is_loopback != IPv4Address(host).is_loopback:

@@ -22,7 +22,7 @@ class Notices:
         self.client: Any = jax_internals.coordination_client()
 
     def put(self, name: str, text: str) -> None:
-        """Leaves a text, in the place of an earlier one of that name."""
+        """Leaves a text, which replaces an earlier one of that name."""
         self.client.key_value_set(f"{PREFIX}/{name}", text, allow_overwrite=True)
 
     def wait(self, name: str, seconds: float) -> str | None:
@@ -45,8 +45,8 @@ class Notices:
             raise
 
     def share(self, text: str) -> list[str]:
-        """Gives every process the texts of the processes 0, 1, ..., and waits for them, however late one is: it lives
-        as long as its heartbeats come. All make these calls in the same order."""
+        """Returns the texts of the processes 0, 1, ... in every process. It waits however late a process is: the
+        process lives as long as its heartbeats come. All processes make these calls in the same order."""
         number = next(SHARED)
         self.put(f"all {number}/{jax.process_index()}", text)
         found: list[str] = []
