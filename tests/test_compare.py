@@ -146,9 +146,10 @@ def test_time_is_that_of_training_alone(tmp_path):
     assert found.rows[0][found.heads.index("time of training alone")] == "33m46s"
 
 
-def test_time_is_the_sum_of_the_lines_by_their_own_speeds():
-    clock = results.clock_of([(10, None), (20, 10.0), (30, 5.0)], 1, 20.0)
-    assert [clock(n) for n in (0, 10, 20, 25, 30, 50)] == pytest.approx([0, 0.5, 1.5, 2.5, 3.5, 4.5])
+def test_time_goes_by_the_speeds_of_the_lines_and_ends_by_the_speed_of_the_run():
+    clock = results.clock_of([(10, None), (20, 10.0), (30, 5.0)], 1, 20.0)  # 0.5, 1 and 2 s, scaled to 1.5 s in all
+    assert [clock(n) * 7 / 3 for n in (0, 10, 20, 25, 30)] == pytest.approx([0, 0.5, 1.5, 2.5, 3.5])
+    assert clock(50) == pytest.approx(1.5 + 1)
     assert results.clock_of([(10, None)], 1, None)(5) is None
 
 

@@ -125,12 +125,12 @@ def clock_of(
     measured: Sequence[tuple[float, float | None]], per_example: int, mean: float | None
 ) -> Callable[[float], float | None]:
     """The function from a number of examples to the seconds of training until then, computed from the speeds of the
-    lines. It returns None if no speed was measured.
+    lines and, of a finished run, scaled to its mean speed. It returns None if no speed was measured.
 
     Arguments:
         measured: (examples until a line, images/s or tokens/s since the line before; None: programs may have compiled).
         per_example: tokens of an example; 1 for an image.
-        mean: the value for a missing speed; None: the median of the others.
+        mean: that of the whole run, also the value for a missing speed; None: the median of the others.
     """
     known = [speed for _, speed in measured if speed]
     usual = mean or (statistics.median(known) if known else 0.0)
@@ -138,6 +138,8 @@ def clock_of(
         return lambda examples: None
     places = np.array([0.0, *(examples for examples, _ in measured)])
     seconds = np.cumsum([0.0, *np.diff(places) * per_example / [speed or usual for _, speed in measured]])
+    if mean and seconds[-1]:
+        seconds *= places[-1] * per_example / mean / seconds[-1]
 
     def clock(examples: float) -> float:
         after = max(0.0, examples - places[-1]) * per_example / usual

@@ -8,7 +8,6 @@ The batches are a function of (seed, step) alone, so that a resumed run sees the
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -188,8 +187,9 @@ class ThroughputClock:
     """The clock for images/s or tokens/s: it adds the training time, and the images or tokens trained on, to the
     record.
 
-    It runs during training and stops while programs may compile, during evaluations and during anything else. It waits
-    for the device at each start and stop, so that only finished work is counted.
+    It runs during training and stops while programs may compile and during evaluations. It waits for the device at each
+    start and stop, so that only finished work is counted. The host's work for a checkpoint is left out, too: its time
+    is that of the record's `Speed`.
     """
 
     def __init__(self, pipeline: Any, record: Record, options: Config):
@@ -216,7 +216,7 @@ class ThroughputClock:
             return True
         if self.started is None:
             self.pipeline.wait()
-            self.started = time.monotonic(), self.record.units
+            self.started = self.record.speed.seconds(), self.record.units
         return False
 
     def after_dispatch(self, may_compile: bool) -> None:
@@ -231,7 +231,7 @@ class ThroughputClock:
             self.pipeline.wait()
             start, units = self.started
             if self.record.units > units:  # else no batch entered after the start
-                self.record.timed(self.record.units - units, time.monotonic() - start)
+                self.record.timed(self.record.units - units, self.record.speed.seconds() - start)
             self.started = None
 
     def forget(self) -> None:
