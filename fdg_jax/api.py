@@ -211,7 +211,13 @@ class Pipeline:
     def about(self) -> dict[str, Any]:
         """The facts about this pipeline that a file of its weights or state records."""
         modules = [type(module).__name__ for module in self.modules]
-        return {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
+        about = {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
+        return about | {"batches": self.batches}
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that have entered so far; a restored pipeline goes on counting."""
+        return self.engine.entered
 
     @property
     def interrupted(self) -> bool:

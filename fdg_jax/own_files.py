@@ -170,4 +170,4 @@ def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
                 load(option, str(copy), content)
             else:
                 fact = f"{run} was made with code of its own, {copy}, which is not executed unasked"
-                raise BadInput(f"{fact}. Look at it, then add --trust-code.")
+                raise BadInput(f"{fact}. Look at it, then add --trust-code (in Python, trust_code=True).")

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused_with_its_shapes(options, match):
 
 
 @pytest.mark.parametrize(("options", "match"), [
-    ({"beta": 1.5}, r"beta=1\.5: it lies in \(0, 1\]"),
+    ({"beta": 1.5}, r"beta=1\.5: it must lie in \(0, 1\]"),
     ({"method": "fdgg"}, "Did you mean fdg"),
     ({"engine": "turbo"}, "pipeline .* or delay-line"),
     ({"weights": "fresh"}, "stashed .* or current"),

@@ -58,7 +58,7 @@ BAD = {
     "--dataset digits": "this command trains on text. Others have commands of their own",
     "--text missing.txt": "missing.txt cannot be read or copied: No such file",
     "--block-size 1000000": "make 0 blocks of --block-size 1000000",
-    "--dropout 1": "it lies in [0, 1)",
+    "--dropout 1": "it must lie in [0, 1)",
     "--lr-schedule paper --warmup-steps 5": "the paper's schedule has a warm-up of its own",
     "--optimizer sgd --b2 0.9": "sgd has no such option",
     "--K 11": "transformer8x64 has 10 blocks",

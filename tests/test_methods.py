@@ -50,7 +50,7 @@ def test_scaled_bp_by_one_is_backprop_bit_for_bit():
 
 def test_a_scale_outside_0_to_1_is_refused():
     for scale in (0.0, -0.3, 1.5, float("nan")):
-        with pytest.raises(BadInput, match=r"scale=.*it lies in \(0, 1\]"):
+        with pytest.raises(BadInput, match=r"scale=.*it must lie in \(0, 1\]"):
             pipeline(2, batches(1)[0], method="scaled_bp", scale=scale)
 
 

@@ -69,7 +69,7 @@ SENSELESS = [
     ({"split": "balanced"}, "split='balanced' does not say into how many stages. Give K=2"),
     ({"split": "best", "K": 2}, "split='best' is not known. Use split='balanced'"),
     ({"split": "even", "K": 7}, "K=7 stages are more than the 6 blocks"),
-    ({"split": "even", "K": 0}, r"K=0: it lies in \[1, 10000\]"),
+    ({"split": "even", "K": 0}, r"K=0: it must lie in \[1, 10000\]"),
     ({"split": [3], "K": 3}, "1 block numbers where 2 are needed"),
     ({"split": [3, 3]}, "stage k=2 is empty"),
     ({"split": 2.5, "K": 2}, "split=2.5 is 2.5, which is no split"),

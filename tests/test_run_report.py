@@ -135,7 +135,7 @@ def test_options_are_those_that_the_run_has():
 
 
 @pytest.mark.parametrize("words", [
-    "--K 3 --beta 0.5 --run-dir 'a b' --warmup on --no-drain", "--method gpipe --micro-batches 2 --seed 4",
+    "--K 3 --beta 0.5 --warmup on --no-drain", "--method gpipe --micro-batches 2 --seed 4",
     "--method ddg --correct shrink --beta 0.3 --weight-decay 1e-05",
 ])  # fmt: skip
 def test_the_command_asks_for_the_same_run(words):

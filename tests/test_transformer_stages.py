@@ -200,7 +200,7 @@ def test_the_faster_forms_of_matrices_and_rotation_are_the_plain_ones():
 
 def test_an_impossible_option_of_a_model_is_refused():
     for options, said in (
-        ({"dropout": 1.0}, "it lies in"), ({"dropout": "much"}, "no number"), ({"positions": "none"}, "not known"),
+        ({"dropout": 1.0}, "it must lie in"), ({"dropout": "much"}, "no number"), ({"positions": "none"}, "not known"),
         ({"heads": 3}, "no option heads"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=said):

@@ -155,11 +155,11 @@ def lies(value: float, inside: str) -> bool:
 
 
 def in_words(inside: str) -> str:
-    """An interval as a phrase after "it", such as "is 1 or more"."""
+    """An interval as a phrase after "it", such as "must be 1 or more"."""
     low, high = (part.strip() for part in inside[1:-1].split(","))
     if high != "inf":
-        return f"lies in {inside}"
-    return "is positive" if inside[0] == "(" else f"is {low} or more"
+        return f"must lie in {inside}"
+    return "must be positive" if inside[0] == "(" else f"must be {low} or more"
 
 
 # Types and values

@@ -5,6 +5,7 @@ A file of a user's own may join from anywhere (fdg_jax.own_files).
 """
 
 import hashlib
+import os
 import pkgutil
 import sys
 from importlib import import_module
@@ -103,6 +104,9 @@ class Folder(NamedTuple):
         known = self.names()
         if not isinstance(name, str) or name not in known:
             asked = did_you_mean(str(name), [*known, *self.aliases])
+            if isinstance(name, str) and os.path.exists(name):
+                way_out = f"On the command line write ./{name}"
+                asked = f" {'In Python give the object in that file' if name.endswith('.py') else way_out}."
             raise BadInput(f"{self.what} {name!r} is not known.{asked} There are {', '.join(known)}.")
         module, file = self.module(name), self.shown(name)
         found: Any = getattr(module, self.constant, None)

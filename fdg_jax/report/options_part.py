@@ -62,11 +62,13 @@ def meaning(name: str) -> str:
 
 
 def command(config: Mapping[str, Any]) -> str:
-    """The command line of the run for a shell, with the options as the user set them. It also names what another
-    machine might choose otherwise: XLA's flags, the data set, how many of its examples there were, a measured split."""
+    """The command line of the run for a shell, with the options as the user set them but the run directory. It also
+    names what another machine might choose otherwise: XLA's flags, the data set, how many of its examples there were, a
+    measured split."""
     asked, program = config["asked"], COMMANDS.get(config["dataset"])
     asked = asked | {name: config[name] for name in ("dataset", "train_size", "split") if asked.get(name) is not None}
-    given = [name for name in FIELDS if name != "resume" and asked.get(name) is not None and has(name, config)]
+    of_run = (name for name in FIELDS if name not in ("resume", "run_dir"))
+    given = [name for name in of_run if asked.get(name) is not None and has(name, config)]
     if program is None:
         given = [name for name in given if asked[name] != FIELDS[name].default]
     paths = {name: own["path"] for name, own in (config.get(own_files.CODE) or {}).items()}

@@ -121,7 +121,7 @@ def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mappi
     if moved:
         shown.append(("training loss, first line to mean of the last tenth", f"{moved.first:.4g} → {moved.last:.4g}"))
         if moved.percent is not None:
-            shown.append(("of the fall of the loss: in the last tenth", f"{moved.percent:z.0f}%"))
+            shown.append(("share of the loss's fall in the last tenth of the run", f"{moved.percent:z.0f}%"))
     shown.append((f"{unit(newest)} a second", f"{speed:,.0f}" if speed else "–"))
     if summary:
         shown.append(("whole time, with compiling and evaluating", clock(summary["seconds"])))

@@ -104,7 +104,8 @@ def whose_split(job: Job) -> str:
         return " (as in the authors' code)"
     if parts.name == "balanced" and not parts.has_paper_split:
         way = f"stages share the {parts.unit} as evenly as whole blocks allow"
-        return f" (the authors' code has no split of {o.model} for K={o.K}, so {way})"
+        others = any(models.paper_split(o.model, K) for K in range(2, 5))
+        return f" (the authors' code has no split of {o.model} for K={o.K}, so {way})" if others else f" ({way})"
     return ""
 
 
