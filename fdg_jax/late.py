@@ -250,8 +250,11 @@ def optimizer(
         K = len(delay)
     if K is None or K < 1:
         raise BadInput(f"K={K}. Give the number of stages, 1 or more, or delay=[...] with one number for each.")
-    if options.pop("weights", "stashed") != "stashed":
-        fact = "weights='current' takes gradients at weights that the forward pass did not have"
+    at_newest = [f"correction {kind.name}" for kind in corrections.parse(correct) if kind.weights == "current"]
+    if options.pop("weights", "stashed") == "current":
+        at_newest = ["weights='current'"]
+    if at_newest:
+        fact = f"{at_newest[0]} takes gradients at weights that the forward pass did not have"
         raise BadInput(f"{fact}, which no optimizer can do alone. Leave it out, or train with fdg_jax.Pipeline.")
     beta = checked(FIELDS["beta"], beta)
     asked = {name: value for name, value in options.items() if value is not None}

@@ -245,6 +245,7 @@ WRONG = {
     "layers": (lambda: made(late.Layers((1,))).init(FIRST), "has 5 layers"),
     "prefix": (lambda: made({"other": 1}).init(FIRST), "no prefix of the parameters' tree"),
     "current": (lambda: made(weights="current"), "weights='current'"),
+    "t2": (lambda: made(correct="t2"), "correction t2 takes gradients at weights that the forward pass did not have"),
     "method": (lambda: made(method="dgl"), "method dgl is not BP with late gradients"),
     "K": (lambda: made(K=None), "K=None"),
     "delay": (lambda: made(K=None, delay=[1, -1]), "delay has -1"),

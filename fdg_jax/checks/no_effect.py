@@ -44,6 +44,8 @@ def lines(plan: Plan, momentum: float | None, divides: Callable[[], bool]) -> It
         late = [*(("correct", name) for name in names), *((name, used[name]) for name in used if name == "beta")]
         yield from (f"{said(*each)}: no gradient is late, so it does nothing. {way_out}." for each in late)
         names, used = (), {name: used[name] for name in used if name == "scale" and plan.schedule.K > 1}
+    if "beta" in used and plan.staleness and not any(plan.schedule.delays[:-1]):
+        yield f"{said('beta', used['beta'])}: only stage K is late, and it never shrinks gradients. Use more stages."
     if "rate" in names and plan.staleness <= 1:
         fact = f"no stage is late by more than {plan.staleness:g} updates, so rate divides by 1"
         yield f"{said('correct', 'rate')}: {fact}. Leave it out, or use more stages."
