@@ -8,7 +8,7 @@ UPGRADE ?=
 RUN := .venv/bin/python
 
 # A multiple of the batch size: a smaller last batch would have programs of its own to compile.
-DEMO ?= --dataset digits --train-size 1408 --model resnet8 --epochs 3 --batch-size 32 --learning-rate 0.004
+DEMO ?= --dataset digits --train-size 1408 --model resnet8 --epochs 3 --batch-size 32 --learning-rate 0.004 --warmup off
 DEMO_K ?= 4
 
 .DEFAULT_GOAL := help

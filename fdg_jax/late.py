@@ -16,6 +16,7 @@ a pytree; Orbax and Flax's serialization save it.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from fdg_jax.checks.arguments import OF_PIPELINE, rate_of, stage_optimizers
 from fdg_jax.checks.plan import plan
 from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import CorrectionSpec, Late
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
 from fdg_jax.stage import delay_line
@@ -289,6 +290,8 @@ def optimizer(
         for k, (parts, tree) in enumerate(zip(correcting, trees, strict=True), 1):
             for kind, correction in parts:
                 correction_parts.check(kind, correction, k, chains[k - 1], shape_of(tree))
+        if empty := [k for k, tree in enumerate(trees, 1) if not jax.tree.leaves(tree)]:
+            warnings.warn(f"stage k={empty[0]} has no parameters. Check stage_of and K.", NoEffect, stacklevel=2)
         no_effect.warn(made._replace(schedule=schedule), momentum, chains[0], trees[0])
         return State(jnp.zeros((), jnp.int32), tuple(map(start, range(K), trees)), profile)
 

@@ -19,6 +19,12 @@ def pytest_configure(config):
     # On a machine with accelerators too: the tests are about emulated CPU devices, bit for bit.
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
     emulate_cpu(8)
+    if config.option.markexpr == "not slow":
+        # LLVM's optimisations are a third of this suite's time. Slow tests, and all commands, compile as users do.
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+        jax.jit(lambda: 0).lower().compile()  # XLA reads its flags at the first program
+        os.environ["XLA_FLAGS"] = flags
     cache = getattr(config, "cache", None)  # absent under -p no:cacheprovider
     if cache is None:
         return
