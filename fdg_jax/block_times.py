@@ -87,7 +87,7 @@ def programs_of(block: nn.Module, x: Any, first: bool) -> Programs:
         return grads, None if first else dx
 
     shapes = seen.params, seen.extra, momentum, closure, messages["x"]
-    return Programs(made.forward, gradients, rule.new_weights, *shapes)
+    return Programs(made.forward, gradients, lambda *state: rule.new_weights(*state)[:2], *shapes)
 
 
 def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]:
