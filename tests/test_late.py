@@ -98,6 +98,10 @@ def same(params, engine):
         jax.tree.map(np.testing.assert_array_equal, params[f"stage{k}"], variables["params"])
 
 
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.01, momentum=0.9), "adamw": optax.adamw(1e-3), "rotation": rotation(1e-3),
+    "muon": optax.contrib.muon(1e-3),
+}  # fmt: skip
 NETWORKS = {"resnet8": (10, (8, 16, 16, 3)), "transformer6x32": (16, (4, 8))}
 
 
@@ -105,13 +109,13 @@ NETWORKS = {"resnet8": (10, (8, 16, 16, 3)), "transformer6x32": (16, (4, 8))}
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("K", "asked"), [
     (1, {}), (2, {"order": "forward-first"}), (4, {"accumulate": 2}), (5, {"correct": "gap_aware,anticipate"}),
-    (5, {"method": "ddg", "correct": "dc_asgd"}), (4, {"optimizer": optax.adamw(1e-3)}),
-    (4, {"optimizer": rotation(1e-3)}), (4, {"optimizer": optax.contrib.muon(1e-3)}),
+    (5, {"method": "ddg", "correct": "dc_asgd"}), (4, {"optimizer": "adamw"}), (4, {"optimizer": "rotation"}),
+    (4, {"optimizer": "muon"}),
 ], ids=str)  # fmt: skip
 def test_networks_train_as_in_the_delay_line_engine_for_30_steps(name, K, asked):
     classes, shape = NETWORKS[name]
     options, draw = dict(asked), np.random.default_rng(0)
-    chain = options.pop("optimizer", None) or optax.sgd(0.01, momentum=0.9)
+    chain = OPTIMIZERS[options.pop("optimizer", "sgd")]
     options |= {"momentum": 0.9, "learning_rate": 0.01} if "gap_aware" in options.get("correct", "") else {}
     if len(shape) == 4:
         data = [(draw.normal(size=shape).astype(np.float32), draw.integers(0, classes, shape[0])) for _ in range(30)]
