@@ -56,5 +56,5 @@ def test_the_explorer_lies_in_the_page_about_the_idea_and_draws(browser):
 def test_the_search_finds_a_page_without_a_network(browser):
     browser.driver.get((SITE / "search.html").as_uri() + "?q=staleness")
     found = "return [...document.querySelectorAll('#search-results li a')].map((a) => a.textContent)"
-    assert comes_true(lambda: "The idea in five minutes" in browser.run(found))
+    assert comes_true(lambda: "The idea" in browser.run(found))
     assert browser.complaints() == []

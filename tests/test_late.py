@@ -99,8 +99,7 @@ def same(params, engine):
 
 
 OPTIMIZERS = {
-    "sgd": optax.sgd(0.01, momentum=0.9), "adamw": optax.adamw(1e-3), "rotation": rotation(1e-3),
-    "muon": optax.contrib.muon(1e-3),
+    "sgd": optax.sgd(0.01, momentum=0.9), "adamw": optax.adamw(1e-3), "muon": optax.contrib.muon(1e-3),
 }  # fmt: skip
 NETWORKS = {"resnet8": (10, (8, 16, 16, 3)), "transformer6x32": (16, (4, 8))}
 
@@ -109,7 +108,7 @@ NETWORKS = {"resnet8": (10, (8, 16, 16, 3)), "transformer6x32": (16, (4, 8))}
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("K", "asked"), [
     (1, {}), (2, {"order": "forward-first"}), (4, {"accumulate": 2}), (5, {"correct": "gap_aware,anticipate"}),
-    (5, {"method": "ddg", "correct": "dc_asgd"}), (4, {"optimizer": "adamw"}), (4, {"optimizer": "rotation"}),
+    (5, {"method": "ddg", "correct": "dc_asgd"}), (4, {"optimizer": "adamw"}),
     (4, {"optimizer": "muon"}),
 ], ids=str)  # fmt: skip
 def test_networks_train_as_in_the_delay_line_engine_for_30_steps(name, K, asked):
@@ -153,9 +152,10 @@ def test_networks_train_as_in_the_delay_line_engine_for_30_steps(name, K, asked)
     params, state = jax.jit(late.drain)(params, state)
     assert [each.staleness for each in late.report(state)] == engine.staleness
     for k, variables in enumerate(engine.params, 1):
-        # One program rounds otherwise than one for each stage, and 30 steps make that larger: below 2e-5 was observed,
-        # while a gradient that is used one batch too early moves weights by more than 1e-3.
-        close(params[f"stage{k}"], variables["params"], rtol=0, atol=1e-4)
+        # One program rounds otherwise than one for each stage, and 30 steps make that larger: below 1e-4, with Muon
+        # 1.1e-4 was observed (rotation's eigenvectors make it 6e-3, so it is compared operation by operation only). A
+        # gradient that is used one batch too early moves weights by more than 1e-3.
+        close(params[f"stage{k}"], variables["params"], rtol=0, atol=3e-4 if asked.get("optimizer") else 1e-4)
 
 
 def test_without_lateness_it_is_the_optimizer_alone():

@@ -76,8 +76,8 @@ def test_a_run_directory_executes_nothing_unasked(own, tmp_path, capsys):
 def test_a_sweep_passes_files_of_ones_own_on(own):
     words = [*WORDS.replace("--method ./still_first.py ", "").replace("--still 2 ", "").split(), "--steps", "1", *FEW]
     printed(*COMMAND, *words, "sweep", "--sweep", "method=./still_first.py,fdg", cwd=own)
-    assert read(own / "sweep" / "methodstill_first" / "summary.json")["method"] == "still_first"
-    assert read(own / "sweep" / "methodfdg" / "summary.json")["method"] == "fdg"
+    assert read(own / "sweep" / "method-still_first" / "summary.json")["method"] == "still_first"
+    assert read(own / "sweep" / "method-fdg" / "summary.json")["method"] == "fdg"
 
 
 @pytest.mark.parametrize(("flag", "name", "text", "said"), [
