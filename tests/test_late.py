@@ -104,12 +104,15 @@ OPTIMIZERS = {
 NETWORKS = {"resnet8": (10, (8, 16, 16, 3)), "transformer6x32": (16, (4, 8))}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize(("K", "asked"), [
+SETTINGS = [
     (1, {}), (2, {"order": "forward-first"}), (4, {"accumulate": 2}), (5, {"correct": "gap_aware,anticipate"}),
     (5, {"method": "ddg", "correct": "dc_asgd"}), (4, {"optimizer": "adamw"}),
-    (4, {"optimizer": "muon"}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "K", "asked"), [
+    *((name, *each) for name in NETWORKS for each in SETTINGS), ("transformer6x32", 4, {"optimizer": "muon"}),
 ], ids=str)  # fmt: skip
 def test_networks_train_as_in_the_delay_line_engine_for_30_steps(name, K, asked):
     classes, shape = NETWORKS[name]
@@ -152,10 +155,10 @@ def test_networks_train_as_in_the_delay_line_engine_for_30_steps(name, K, asked)
     params, state = jax.jit(late.drain)(params, state)
     assert [each.staleness for each in late.report(state)] == engine.staleness
     for k, variables in enumerate(engine.params, 1):
-        # One program rounds otherwise than one for each stage, and 30 steps make that larger: below 1e-4, with Muon
-        # 1.1e-4 was observed (rotation's eigenvectors make it 6e-3, so it is compared operation by operation only). A
-        # gradient that is used one batch too early moves weights by more than 1e-3.
-        close(params[f"stage{k}"], variables["params"], rtol=0, atol=3e-4 if asked.get("optimizer") else 1e-4)
+        # One program rounds otherwise than one for each stage, and 30 steps make that larger: below 1e-4. A gradient
+        # that is used one batch too early moves weights by more than 1e-3. Rotation makes the rounding 6e-3, and Muon
+        # on the ResNet more than 3e-4: these are compared operation by operation only.
+        close(params[f"stage{k}"], variables["params"], rtol=0, atol=1e-4)
 
 
 def test_without_lateness_it_is_the_optimizer_alone():
