@@ -96,19 +96,20 @@ class Profile:
     """What does not change during a training. Two of equal settings are equal, so that saved states can be loaded.
 
     settings: what has to be the same, by name, as (name, value) pairs.
-    K, delays: the number of stages, and for each the batches by which its gradients are late.
     stage_of: as given.
     lines: for the delay lines.
-    measure: whether cosine and distance are measured.
     asked_forward: whether `forward_params` was called.
     """
 
     settings: tuple[tuple[str, Hashable], ...]
-    K: int
     stage_of: Any
     lines: LineOptions
-    measure: bool
     asked_forward: bool = False
+
+    @property
+    def K(self) -> int:
+        """The number of stages."""
+        return len(self.lines.delays)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Profile) and self.settings == other.settings
@@ -155,14 +156,11 @@ class Profile:
             said = [self.stage_of(name) for name in names]
         else:
             try:
-                said = jax.tree.leaves(
-                    jax.tree.map(lambda k, below: jax.tree.map(lambda _: Said(k), below), self.stage_of, tree),
-                    is_leaf=lambda each: isinstance(each, Said),
-                )
+                repeated = jax.tree.map(lambda k, below: [k] * len(jax.tree.leaves(below)), self.stage_of, tree)
             except ValueError as error:
                 fact = f"stage_of is no prefix of the parameters' tree: {error}"
                 raise BadInput(f"{fact} Give a function of a parameter's path, such as {names[0]!r}.") from None
-            said = [each.stage for each in said]
+            said = jax.tree.leaves(repeated)
         found = []
         for name, (_, leaf), stage in zip(names, leaves, said, strict=True):
             layers = isinstance(stage, Layers)
@@ -172,12 +170,6 @@ class Profile:
                 stage.of(name, leaf.shape[0], self.K) if layers else checked_stage(f"parameter {name}", stage, self.K)
             )
         return found
-
-
-class Said(NamedTuple):
-    """What a prefix tree says of a parameter."""
-
-    stage: Any
 
 
 def checked_stage(where: str, k: Any, K: int) -> int:
@@ -283,7 +275,7 @@ def optimizer(
     }  # fmt: skip
     mean = schedule.accumulation == "mean"
     lines = LineOptions(schedule.delays, rules, schedule.accumulate, mean, dtype and jnp.dtype(dtype), measure)
-    profile = Profile(tuple(settings.items()), K, stage_of, lines, measure)
+    profile = Profile(tuple(settings.items()), stage_of, lines)
 
     def init(params: Tree) -> Any:
         trees = profile.split(params)
