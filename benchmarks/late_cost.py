@@ -7,7 +7,6 @@ take turns in one process, and the result is the median ratio over all turns.
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.harness import report
+from benchmarks.harness.turns import in_one_process
 from fdg_jax import late, models
 from fdg_jax.machine import programs
 from fdg_jax.stage.functions import init_variables, make_apply, split_variables
@@ -72,17 +72,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
 
 def measured(name: str, turns: int) -> dict[str, Any]:
     """The row of a network."""
-    taken, steps = dict[str, list[float]](), sides(name)
-    for turn in range(turns + 2):  # the first two compile and warm up
-        for side, step in steps.items():
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                last = step()
-            jax.block_until_ready(last)
-            if turn > 1:
-                taken.setdefault(side, []).append(1e3 * (time.perf_counter() - start) / STEPS)
+    taken = in_one_process(sides(name), turns, STEPS)
     ratios = sorted(b / a for a, b in zip(taken["plain"], taken["late"], strict=True))
-    costs = {f"{side}_milliseconds": round(statistics.median(each), 2) for side, each in taken.items()}
+    costs = {f"{side}_milliseconds": round(1e3 * statistics.median(each), 2) for side, each in taken.items()}
     quartiles = {"ratio": statistics.median(ratios), "low": ratios[turns // 4], "high": ratios[-1 - turns // 4]}
     costs |= {name: round(value, 3) for name, value in quartiles.items()}
     return {"benchmark": "late_cost", "model": name, "K": K, **costs, "turns": turns, **report.here()}

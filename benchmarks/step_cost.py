@@ -7,7 +7,6 @@ one process, ten steps each, and the result is the median over all turns. On a b
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import optax
 
 import fdg_jax
 from benchmarks.harness import report
+from benchmarks.harness.turns import in_one_process
 from fdg_jax.machine import programs
 
 STEPS = 10  # of a turn
@@ -62,18 +62,9 @@ def sides() -> dict[str, Callable[[], Any]]:
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
-    taken, steps = dict[str, list[float]](), sides()
-    for turn in range(given.windows + 2):  # the first two compile and warm up
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                last = step()
-            seconds = time.perf_counter() - start
-            jax.block_until_ready(last)
-            if turn > 1:
-                taken.setdefault(name, []).append(1e6 * seconds / STEPS)
+    taken = in_one_process(sides(), given.windows, STEPS, host_only=True)
     ratio = statistics.median(b / a for a, b in zip(taken["plain"], taken["pipeline"], strict=True))
-    costs = {f"{name}_microseconds": round(statistics.median(each), 1) for name, each in taken.items()}
+    costs = {f"{name}_microseconds": round(1e6 * statistics.median(each), 1) for name, each in taken.items()}
     return [{"benchmark": "step_cost", **costs, "ratio": round(ratio, 2), "turns": given.windows, **report.here()}]
 
 

@@ -1,4 +1,4 @@
-"""Processes that take turns: each side trains for a window while the others sleep."""
+"""Sides that take turns: processes, of which each trains for a window while the others sleep, or functions in one."""
 
 import math
 import time
@@ -133,3 +133,30 @@ def same_network(workers: Sequence[Worker]) -> None:
         if other.about["parameters"] != first.about["parameters"]:
             counts = f"{other.about['parameters']} parameters and {first.side.name} {first.about['parameters']}"
             raise ChildFailed(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")
+
+
+def in_one_process(
+    steps: Mapping[str, Callable[[], Any]], turns: int, size: int, host_only: bool = False
+) -> dict[str, list[float]]:
+    """The seconds of a step of each side, for each turn. The sides take turns in this process.
+
+    Arguments:
+        steps: by side, a function that makes a step and returns what is ready when the step is.
+        turns: how many; two more, which compile and warm up, come first.
+        size: steps of a turn.
+        host_only: whether only the host's time is counted, not the wait for the device.
+    """
+    import jax  # here, as the parents of measured processes do without it
+
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(turns + 2):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for _ in range(size):
+                last = step()
+            host = time.perf_counter() - start
+            jax.block_until_ready(last)
+            seconds = host if host_only else time.perf_counter() - start
+            if turn > 1:
+                taken[name].append(seconds / size)
+    return taken
