@@ -2,22 +2,16 @@
 
 import math
 import os
-from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
-from unittest import mock
 
 import flax.linen as nn
-import numpy as np
 import pytest
 import small
 from benchmark_runs import COMMON, TINY, pins_cores, rows_of, run
 
-from benchmarks import speedup_loss
 from benchmarks import split as benchmark_split
 from benchmarks.harness import bench_worker, side_specs
-from fdg_jax import schedule
-from fdg_jax.checks import configuration
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
 
@@ -49,15 +43,6 @@ def measured(capsys, tmp_path):
         return rows_of(file.read_text()), capsys.readouterr().out
 
     return call
-
-
-def test_the_causes_of_the_missing_speedup_add_up():
-    device = {"F/1": 20.0, "B/1": 40.0, "F/2": 15.0, "B/2": 34.0}
-    one_core = {"alone": {"host": {"F/1": 1.0, "F/2": 0.0}, "device": device}}
-    crowded = {"F/1": 21.0, "B/1": 44.0, "send x/2": 1.0, "F/2": 16.0, "B/2": 36.0}
-    pipeline = {"alone": {"host": {"F/1": 1.0, "B/2": 1.0}, "device": device}, "crowded": crowded}
-    found = speedup_loss.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
-    assert found == {"cut": 5.0, "cores together": 5.0, "uneven stages": 6.0, "the rest": 2.0}
 
 
 @pytest.mark.slow
@@ -114,7 +99,7 @@ def test_split_judges_every_way_to_cut_by_the_same_measured_times(measured, monk
 @two_cores
 def test_images_per_second_compares_every_kind_of_side_and_leaves_out_one_that_fails(tmp_path):
     sides = ["bp", "fdg", "delay-line", "bp-two-cores", "bp-on-each-core", "delay-line:copies=2"]
-    everything = "split=1:dispatch=down:update=fused:packing=off:layers=plain:hugepages=off"
+    everything = "split=1:packing=off:layers=plain:hugepages=off"
     sides.append(f"fdg:{everything}:xla=--xla_cpu_multi_thread_eigen=false")
     file, failing = tmp_path / "rows.jsonl", "bp:xla=--xla_no_such_flag=1"
     words = (*TINY, *SHORT, "--json", str(file), "--also-over", "fdg", "--skip-failed", "--sides", *sides, failing)
@@ -155,7 +140,6 @@ RUNS = {  # benchmark: (its words, a column of its rows, what that column has)
     "loader": ("--windows 2 --seconds 0.1 --images 20 --workers 0 1", "side", LOADERS),
     "checkpoint_cost": ("--batches 100 --windows 2", "checkpoints_per_window", [0, 1, 2, 2]),
     "endurance": ("--K 2 --processes 2 --ticks 20 --every 10", "ticks", [10, 20]),
-    "speedup_loss": ("--windows 2 --seconds 0.1", "cores", [2]),
     "memory": ("--method fdg fr --K 2 --weights stashed", "memos", [2, 1, 2, 1]),
 }
 
@@ -182,7 +166,7 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     bp, plain, two = parse("bp"), parse("fdg"), parse("bp-two-cores")
     assert (bp.method, bp.K, bp.cores, bp.split) == ("bp", 1, 1, None) and (two.K, two.cores) == (1, 2)
     assert (plain.method, plain.K, plain.cores, plain.split, plain.xla) == ("fdg", 2, 2, "balanced", "--a")
-    line, turned = parse("delay-line:K=4"), parse("fdg:K=3:split=3,7:dispatch=down:xla=--b=false")
+    line, turned = parse("delay-line:K=4"), parse("fdg:K=3:split=3,7:xla=--b=false")
     assert (line.engine, line.K, line.cores) == ("delay-line", 4, 1)
     assert (turned.K, turned.cores, turned.split, turned.xla) == (3, 3, "3,7", "--b=false")
     assert parse("fdg:accumulate=2:order=forward-first").options == {"accumulate": 2, "order": "forward-first"}
@@ -206,7 +190,6 @@ def test_a_side_of_several_processes_has_a_core_for_each_of_them():
     ("side", "word"),
     [
         ("fdg:speed=9", "split"),
-        ("bp:dispatch=down", "order of dispatch"),
         ("bp:processes=each", "--K 2 or more"),
         ("fdg:copies=2", "wants several"),
     ],
@@ -214,34 +197,6 @@ def test_a_side_of_several_processes_has_a_core_for_each_of_them():
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
     with pytest.raises(BadInput, match=word):
         parse(side)
-
-
-@cache
-def trained(stage=None, turned=False):
-    """Parameters after 6 batches of K = 3."""
-    data = small.batches(6)
-    with mock.patch.object(configuration, "Stage", stage or configuration.Stage):
-        made = small.pipeline(3, data[0])
-    if turned:
-        made.engine.loop.schedule = bench_worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]
-    small.fed(made, data)
-    return small.leaves(made.params), made.staleness, made.updates
-
-
-def test_dispatching_a_ticks_stages_from_K_down_to_1_changes_no_bit():
-    (up, *counts), (down, *same) = trained(), trained(turned=True)
-    assert counts == same
-    assert all(np.array_equal(a, b) for a, b in zip(up, down, strict=True))
-    with pytest.raises(BadInput, match="impossible"):
-        bench_worker.downwards(schedule.bp(2))
-
-
-def test_an_update_fused_with_the_backward_pass_trains_the_same():
-    (apart, *counts), (fused, *same) = trained(), trained(bench_worker.FusedStage)
-    assert counts == same
-    for a, b in zip(apart, fused, strict=True):
-        # XLA contracts other products into fused multiply-adds there: a few last bits of float32, six times.
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("dense")

@@ -59,7 +59,6 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
         ("loader", "--model resnet8 --workers 99", "--workers 99: there are"),
         ("checkpoint_cost", "--batches 49", "a checkpoint every 50 batches. Use more"),
         ("endurance", "--K 3 --processes 2", "Use 1 or 3"),
-        ("speedup_loss", "--method gpipe", "no pipeline of whole batches"),
         ("block_cost", "--json none/rows.jsonl", "cannot be written"),
         ("images_per_second", "--K 9999", "wants 9999 cores"),
         ("several_processes", "--K 9999", "a core of its own"),

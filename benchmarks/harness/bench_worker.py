@@ -4,7 +4,6 @@ import gc
 import os
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,56 +15,16 @@ from benchmarks.harness import live_bytes, operation_times
 from benchmarks.harness.hooks import around
 from benchmarks.harness.serving import clocked, serve
 from benchmarks.harness.side_specs import Side
-from fdg_jax import schedule
-from fdg_jax.checks import configuration
 from fdg_jax.checks.plan import of_config
 from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine import host_engine, memory
-from fdg_jax.errors import BadInput, ScheduleError
+from fdg_jax.errors import BadInput
 from fdg_jax.layers import convolution
-from fdg_jax.machine import compile_cache, facts, huge_pages, programs
+from fdg_jax.machine import compile_cache, facts, huge_pages
 from fdg_jax.options.common import own_defaults
-from fdg_jax.schedule import running
 from fdg_jax.stage.stage import Stage
 from fdg_jax.training import job as jobs
-
-
-class FusedStage(Stage):
-    """A stage whose backward pass and update are one program instead of the engine's two."""
-
-    def __init__(self, spec, place, **options):
-        super().__init__(spec, place, **options)
-        k = spec.k
-
-        def backward_update(closure, old, x, dy, params, opt_state):
-            grads, dx = self._backward(closure, old, x, dy)
-            return *self._update(params, opt_state, grads)[:2], None if k == 1 else dx
-
-        self._fused = programs.jit(backward_update, donate_argnames="opt_state")
-
-    def backward(self, batch, dy=None):
-        stash, params = self.take_stash(batch), self.state.params
-        old, opt_state = self.backward_params(stash), self.state.opt_state
-        params, opt_state, dx = self._fused(stash.closure, old, stash.x, dy, params, opt_state)
-        self.state = self.state._replace(params=params, opt_state=opt_state)
-        self.staleness = max(self.staleness, self.updates - stash.version)
-        self.updates += 1
-        return {"dy": dx}
-
-
-def downwards(given: schedule.Schedule) -> schedule.Schedule:
-    """The same schedule with stages dispatched from K to 1. BadInput if a stage needs a lower one in the tick."""
-
-    def tick(t: int, last: int | None = None) -> schedule.Tick:
-        return tuple(sorted(given.tick(t, last), key=lambda op: -op.k))
-
-    turned = given._replace(tick=tick)
-    try:
-        running.validate(turned, 4 * given.K)
-    except ScheduleError as error:
-        raise BadInput(f"dispatch=down is impossible for {given.name}: {error}") from error
-    return turned
 
 
 class Trainer:
@@ -94,16 +53,8 @@ class Trainer:
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
         self.prepare_cpu(side)
         convolution.PLAIN = side.layers == "plain"  # for the whole process: programs are traced at first use
-        with ExitStack() as stack:
-            if side.update == "fused":
-                stack.enter_context(mock.patch.object(configuration, "Stage", FusedStage))
-            if side.packing == "off":
-                stack.enter_context(mock.patch.object(Stage, "packs", False))
+        with mock.patch.object(Stage, "packs", side.packing == "on"):
             self.job = jobs.prepare(options, peers=self.peers)
-        if side.dispatch == "down":
-            runner = self.job.pipeline.engine
-            assert isinstance(runner, host_engine.HostEngine)
-            runner.loop.schedule = downwards(runner.loop.schedule)
         self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
 
     def prepare_cpu(self, side: Side) -> None:

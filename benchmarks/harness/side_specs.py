@@ -1,7 +1,7 @@
 """The sides of a comparison. A side is a way to train, on a number of cores. This module needs no JAX.
 
 A side is written NAME[:option=value]..., for example `fdg`, `fdg:split=5`, `bp:cores=2` or
-`fdg:dispatch=down:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name (K workers on K
+`fdg:packing=off:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name (K workers on K
 cores). A side may correct late gradients, and have another optimizer: `fdg:correct=anticipate:prediction=linear`.
 """
 
@@ -36,8 +36,6 @@ OPTIONS = {
     "split": "paper, even, balanced, measured or block numbers",
     "copies": "independent processes that train at the same time; on a CPU each on a core",
     "processes": "one, or each: every stage in a process of its own, on a core of its own",
-    "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
-    "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
     "layers": "cured (the fast paths, made for a device that is one core) or plain (XLA's own)",
     "hugepages": "on (and glibc keeps freed memory), only (glibc returns it at every step), or off",
@@ -50,8 +48,6 @@ OF_TRAINING = "a correction with its options, an optimizer: correct=anticipate:p
 CHOICES = {
     "engine": ("pipeline", "delay-line"),
     "processes": ("one", "each"),
-    "dispatch": ("up", "down"),
-    "update": ("separate", "fused"),
     "packing": ("on", "off"),
     "layers": ("cured", "plain"),
     "hugepages": ("on", "only", "off"),
@@ -86,8 +82,6 @@ class Side:
     split: str | None = None
     copies: int = 1
     processes: str = "one"
-    dispatch: str = "up"
-    update: str = "separate"
     packing: str = "on"
     layers: str = "cured"
     hugepages: str = "on"
@@ -121,14 +115,8 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     if values["K"] > 1:
         values.setdefault("split", split)
     side = Side(name=text, **values)
-    each, fused = side.processes == "each", side.update == "fused"
+    each = side.processes == "each"
     impossible = {
-        "BP's stages wait for each other, so their order of dispatch is fixed. Leave dispatch out":
-            side.dispatch == "down" and method.name == "bp",
-        "a delayed update cannot be fused with a backward pass. Use engine=pipeline":
-            fused and side.engine == "delay-line",
-        f"method {method.name} has stages of its own, whose programs are not fused. Leave update out":
-            fused and bool(method.stage),
         "processes=each gives every stage of a pipeline a core of a CPU. Use --K 2 or more, engine=pipeline and "
         "--device cpu": each and (side.device != "cpu" or side.engine != "pipeline" or side.K < 2),
         "each process would measure the blocks by itself and could cut the network elsewhere. Use split=balanced, or "
