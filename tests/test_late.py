@@ -113,12 +113,13 @@ SETTINGS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "K", "asked"), [
     *((name, *each) for name in NETWORKS for each in SETTINGS), ("transformer6x32", 4, {"optimizer": "muon"}),
+    ("transformer6x32", 8, {}), ("transformer6x32", 8, {"order": "forward-first", "correct": "anticipate"}),
 ], ids=str)  # fmt: skip
 def test_networks_train_as_in_the_delay_line_engine_for_30_steps(name, K, asked):
     classes, shape = NETWORKS[name]
     options, draw = dict(asked), np.random.default_rng(0)
     chain = OPTIMIZERS[options.pop("optimizer", "sgd")]
-    options |= {"momentum": 0.9, "learning_rate": 0.01} if "gap_aware" in options.get("correct", "") else {}
+    options |= {"momentum": 0.9, "learning_rate": 0.01} if "anticipate" in options.get("correct", "") else {}
     if len(shape) == 4:
         data = [(draw.normal(size=shape).astype(np.float32), draw.integers(0, classes, shape[0])) for _ in range(30)]
     else:
