@@ -71,17 +71,12 @@ class Stream(Source):
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
     pixels: bool = True  # whether images are decoded
 
+    parts = ("images",)  # the labels are read with them
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(H, W, C) of a decoded image."""
         return (self.side, self.side, 3)
-
-    def first(self, n: int | None) -> Stream:
-        return self._replace(train_images=self.train_images[:n])
-
-    def held_out(self, n: int) -> Stream:
-        left = len(self.train_images) - n
-        return self.first(left)._replace(test_images=self.train_images[left:])
 
     def without_inputs(self) -> Stream:
         """This data set for a process that needs labels only: black images, without decoding."""
