@@ -28,7 +28,12 @@ def test_what_a_killed_process_left_is_removed_after_a_day_when_the_file_is_writ
 
 def test_a_file_that_cannot_be_written_leaves_nothing_and_what_was_there_stays(tmp_path):
     (tmp_path / "a").write_text("before")
-    with pytest.raises(OSError, match="full"), replacing(tmp_path / "a") as temporary:
-        temporary.write_text("half")
-        raise OSError("full")
+
+    def fail():
+        with replacing(tmp_path / "a") as temporary:
+            temporary.write_text("half")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "before")]
