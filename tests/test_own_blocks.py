@@ -71,7 +71,7 @@ SENSELESS = [
     ({"split": "even", "K": 7}, "K=7 stages are more than the 6 blocks"),
     ({"split": "even", "K": 0}, r"K=0: it must lie in \[1, 10000\]"),
     ({"split": [3], "K": 3}, "1 block numbers where 2 are needed"),
-    ({"split": [3, 3]}, "stage k=2 is empty"),
+    ({"split": [3, 3]}, "not 2 increasing block numbers"),
     ({"split": 2.5, "K": 2}, "split=2.5 is 2.5, which is no split"),
     ({"split": ["3"]}, "which is no split"),
     ({"K": 2}, "K=2, but 6 stages were given. Leave K out, or add split="),

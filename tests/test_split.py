@@ -103,13 +103,8 @@ def test_on_a_gpu_the_flops_are_those_of_plain_convolutions(monkeypatch):
 
 def test_a_wrong_split_is_refused_with_K_the_blocks_and_the_way_out():
     for text, K, says in (
-        ("3,3", 3, "stage k=2 is empty"),
-        ("0,3", 3, "stage k=1 is empty"),
-        ("3,11", 3, "stage k=3 is empty"),
-        ("7,3", 3, "not increasing, stage k=2 would run from block 7 back to 3"),
-        ("3,12", 3, "no block 12"),
-        ("-1,3", 3, "no block -1"),
-        ("3,5,7", 3, "3 block numbers where 2 are needed"),
+        *((text, 3, f"split {text} for .* are not 2 increasing block numbers in 1..10")
+          for text in ("3,3", "0,3", "3,11", "7,3", "3,12", "-1,3", "3,5,7")),
         ("3,x", 3, "neither paper, even, balanced, measured nor block numbers"),
         ("3.5,7", 3, "neither paper"),
         ("paper", 4, "no split of resnet20 .* for K=4, only for K=2, 3"),

@@ -17,8 +17,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol
 
 import jax
@@ -95,10 +95,10 @@ class Saver:
         self.root, self.about, self.keep, self.flush, self.peers = root, about, keep, flush, peers or Alone()
         self.run = os.stat(root.parent)
         self.best: int | None = None
-        self.thread: Thread | None = None
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None  # the newest checkpoint
         self.step = -1  # of the newest call of `save`
         self.saves = 0  # number of calls of `save`
-        self.failure: Exception | None = None
 
     def save(
         self,
@@ -120,45 +120,41 @@ class Saver:
         """
         self.wait()
         self.step, self.saves = step, self.saves + 1
-        self.thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
-        try:
-            self.thread.start()
-        except RuntimeError as error:  # the system has no more threads for us
-            self.thread, self.failure = None, not_written(step, error)
+        self.writing = self.thread.submit(self.write, step, state, loop, refused, best)
 
     def has_failed(self) -> bool:
         """Whether a checkpoint has failed since the last `wait`. Does not wait."""
-        return self.failure is not None and (self.thread is None or not self.thread.is_alive())
+        return self.writing is not None and self.writing.done() and self.writing.exception() is not None
 
     def wait(self) -> None:
         """Waits until nothing is being written. Raises SaveFailed or NotFinite if a checkpoint has failed."""
         self.close()
-        self.thread, failure, self.failure = None, self.failure, None
-        if failure is not None:
+        writing, self.writing = self.writing, None
+        if writing and (failure := writing.exception()):
             self.step = -1
             raise failure
 
     def close(self) -> None:
         """Waits for the checkpoint under way, so that nothing is left half written. Raises nothing."""
-        if self.thread is not None:
-            self.thread.join()
+        if self.writing:
+            wait([self.writing])
 
     def write(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
-        """The thread: writes a checkpoint and records a failure."""
+        """The thread: writes a checkpoint. Raises SaveFailed, NotFinite."""
         folder.quiet_orbax()
         try:
             self.write_now(step, state, loop, refused)
-            self.best = step if best else self.best
-            if self.peers.process == 0:
-                self.prune()
-        except NotFinite as error:
-            self.failure = error
+        except NotFinite:
+            raise
         except Exception as error:  # also one of Orbax, which wraps the system's errors
-            self.failure = not_written(step, error)
             if self.peers.process == 0:
                 sweep(self.root, SWEEPS)
+            raise not_written(step, error) from error
+        self.best = step if best else self.best
+        if self.peers.process == 0:
+            self.prune()
 
     def write_now(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None

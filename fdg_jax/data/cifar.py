@@ -19,9 +19,9 @@ from fdg_jax.data import arrays, directories, tfds
 from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Download, Unavailable, differs, fetch
-from fdg_jax.data.interruptible import long_wait
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.output import say
+from fdg_jax.machine.signals import long_wait
 
 
 class Cifar(NamedTuple):
