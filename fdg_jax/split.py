@@ -176,8 +176,6 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
         >>> parse("even", "resnet20", K=2, n_blocks=11)
         (5,)
     """
-    if K < 1:
-        raise BadInput(f"K={K}: {name} ({n_blocks} blocks) makes at least 1 stage. Use --K 1..{n_blocks}.")
     if n_blocks < K:
         raise BadInput(
             f"K={K} stages are more than the {n_blocks} blocks of {name}. Use --K 1..{n_blocks} or a deeper model."

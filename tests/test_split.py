@@ -109,7 +109,6 @@ def test_a_wrong_split_is_refused_with_K_the_blocks_and_the_way_out():
         ("3.5,7", 3, "neither paper"),
         ("paper", 4, "no split of resnet20 .* for K=4, only for K=2, 3"),
         ("even", 12, "more than the 11 blocks"),
-        ("even", 0, "at least 1 stage"),
         ("measured", 2, r"K=2 needs seconds for each of its 11 blocks.*--split balanced"),
     ):
         with pytest.raises(BadInput, match=says) as error:
@@ -228,7 +227,7 @@ def test_split_measured_cuts_by_these_times_and_the_config_has_the_blocks(monkey
     monkeypatch.setattr(block_times, "seconds", seconds)
     options = Config(model="resnet8", dataset="digits", batch_size=4, train_size=8, epochs=1, split="measured")
     job = jobs.prepare(options)
-    assert asked == [((4, *job.dataset.train_images.shape[1:]), np.float32)]
+    assert asked == [((4, *job.dataset.shape), np.float32)]
     assert (job.partition.cuts, job.options.split) == ((4,), "4")
     assert [stage["share_percent"] for stage in opening.stage_facts(job)] == [50.0, 50.0]
     assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in opening.stage_lines(job, opening.stage_facts(job))[0]

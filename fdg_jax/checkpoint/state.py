@@ -134,9 +134,14 @@ def sha256(flat: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for name in sorted(flat):
         value = np.asarray(flat[name])
-        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(heading(name, value.dtype, value.shape))
         digest.update(np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()
+
+
+def heading(name: str, dtype: Any, shape: Sequence[int]) -> bytes:
+    """The text before the bytes of an array in `sha256`."""
+    return f"{name} {dtype} {list(shape)}\n".encode()
 
 
 def parameters_sha256(stages: Sequence[Any]) -> str:

@@ -34,6 +34,7 @@ READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
 OWN = ("format", "sha256", "containers", "dtypes")  # the entries of the header that `write` makes, and `read` relies on
 STATE = "state/"  # before the names of the exact state's arrays
 KEY = "key "  # before the name of a random key's implementation
+CHUNK = 2**20  # bytes that are read at once
 # The format's names of NumPy's dtypes. JAX adds those that NumPy itself lacks, such as bfloat16.
 DTYPES = {
     "BOOL": "bool",
@@ -233,7 +234,28 @@ def text(name: str, value: Any) -> str:
 
 def seal(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> str:
     """The hash of everything in a file except this hash."""
-    return hashlib.sha256(f"{states.sha256(arrays)}\n{json.dumps(texts, sort_keys=True)}".encode()).hexdigest()
+    return seal_of(states.sha256(arrays), texts)
+
+
+def seal_of(arrays_sha256: str, texts: Mapping[str, str]) -> str:
+    """`seal`, from the hash of the arrays."""
+    return hashlib.sha256(f"{arrays_sha256}\n{json.dumps(texts, sort_keys=True)}".encode()).hexdigest()
+
+
+def stored_sha256(path: Path) -> str:
+    """The hash of the arrays in a file with a sound header. It needs little memory, whatever the header declares."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        begin = 8 + (length := int.from_bytes(file.read(8), "little"))
+        header = json.loads(file.read(length))
+        for name in sorted(header.keys() - {"__metadata__"}):
+            of = header[name]
+            digest.update(states.heading(name, np.dtype(DTYPES[of["dtype"]]), of["shape"]))
+            first, last = (begin + offset for offset in of["data_offsets"])
+            file.seek(first)
+            for at in range(first, last, CHUNK):
+                digest.update(file.read(min(CHUNK, last - at)))
+    return digest.hexdigest()
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
@@ -251,12 +273,12 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
             raise BadInput(f"{path} is not a file. Give the name of a file.")
-        with safe_open(path, "numpy") as file:  # reads no array, and refuses a header that declares more than the file
+        with safe_open(path, "numpy") as file:  # checks the header, and reads no array
             texts = file.metadata() or {}
         check_kind(path, kind, texts.get("format"))
-        stored = {name: from_bytes(**each) for name, each in deserialize(path.read_bytes())}
-        if texts.pop("sha256", None) != seal(stored, texts):
+        if texts.pop("sha256", None) != seal_of(stored_sha256(path), texts):
             raise BadInput(f"{path} is damaged: its content does not match its sha256. Write it again.")
+        stored = {name: from_bytes(**each) for name, each in deserialize(path.read_bytes())}
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}. Give the name of one that exists.") from None
     except (OSError, MemoryError) as error:

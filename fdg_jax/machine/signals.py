@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from fdg_jax.machine import output
 
@@ -38,7 +38,7 @@ class Signals:
         self.impatient = False  # whether the next SIGINT or SIGTERM leaves at once
         self.raising = False  # whether a signal raises Stopped where it arrives
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> Self:
         taken = [number for number in (*IMPATIENT, *PATIENT) if number in IMPATIENT or not ignored(number)]
         self.before = {number: signal.signal(number, self.receive) for number in taken}
         self.outer, Signals.current = Signals.current, self
