@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,23 +49,23 @@ class NotFinite(Exception):
         self.step, self.lasting = step, lasting
 
 
-class Processes(Protocol):
-    """The processes of a training (fdg_jax.training.processes)."""
+class Processes:
+    """The processes of a training: here only this one. Those of several are in fdg_jax.training.processes.
 
-    process: int
-    processes: int
-
-    def all_gather(self, value: Any, name: str = "") -> list[Any]:
-        """Sends a value to all processes, and returns that of each."""
-        ...
-
-
-class Alone:
-    """A training in one process."""
+    process: the number of this process, from 0. processes: how many there are.
+    """
 
     process, processes = 0, 1
 
     def all_gather(self, value: Any, name: str = "") -> list[Any]:
+        """Sends a JSON value to all processes, and waits for the values of all.
+
+        Arguments:
+            value: this process's value.
+            name: the name of this exchange, if a thread makes it; other exchanges are numbered.
+
+        Returns: the values of the processes 0, 1, ...
+        """
         return [value]
 
 
@@ -92,7 +92,7 @@ class Saver:
         flush: Callable[[], None] = lambda: None,
         peers: Processes | None = None,
     ):
-        self.root, self.about, self.keep, self.flush, self.peers = root, about, keep, flush, peers or Alone()
+        self.root, self.about, self.keep, self.flush, self.peers = root, about, keep, flush, peers or Processes()
         self.run = os.stat(root.parent)
         self.best: int | None = None
         self.thread = ThreadPoolExecutor(1, "checkpoint")

@@ -23,6 +23,7 @@ from fdg_jax.data.source import Source
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.facts import usable_cores
 from fdg_jax.machine.output import say
+from fdg_jax.machine.signals import IMPATIENT, PATIENT
 
 WORKERS = "FDG_JAX_LOADER_WORKERS"
 MOST_WORKERS = 16  # the default's limit: enough for thousands of images/s
@@ -201,9 +202,8 @@ def prepare_worker(number: int, count: int) -> None:
     import threading
     from multiprocessing import connection, parent_process
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number_of_signal in (*IMPATIENT, *PATIENT):
+        signal.signal(number_of_signal, signal.SIG_IGN)
     parent: Any = parent_process()
 
     def follow() -> None:

@@ -25,7 +25,7 @@ MOST_BYTES = 2**30  # that are sent at once
 
 
 class AcrossProcesses:
-    """A transport for stages in several processes (fdg_jax.transport.interface). Only one thread may use it.
+    """A transport for stages in several processes, as `InProcess` is for one. Only one thread may use it.
 
     Arguments:
         places: of the stages k = 1..K, on devices of any process.
