@@ -8,7 +8,6 @@ the same to the last bit if a run is repeated, resumed, or computed by another e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +15,10 @@ import numpy as np
 
 from fdg_jax.data.order import check_seed
 from fdg_jax.data.order import epoch_order as epoch_order  # so that users find it with the transforms
+from fdg_jax.data.source import Source
 
 
-class Images(Protocol):
-    """The facts about images that transforms need; a `Dataset` or a `Stream` has them."""
-
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-    @property
-    def std(self) -> tuple[float, ...]: ...
-    @property
-    def pad(self) -> int: ...
-    @property
-    def flip(self) -> bool: ...
-
-
-def train_transform(
-    meta: Images, seed: int
-) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
+def train_transform(meta: Source, seed: int) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of training images.
 
     Each image is padded by `meta.pad` black pixels on each side, cropped to its size at a random place, mirrored with
@@ -76,7 +61,7 @@ def train_transform(
     return transform
 
 
-def test_transform(meta: Images) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+def test_transform(meta: Source) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of test images: (image/255 - mean) / std for each channel.
 
     Arguments:

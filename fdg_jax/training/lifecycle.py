@@ -18,7 +18,6 @@ from fdg_jax.checkpoint.run_checkpoints import SaveFailed
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
-from fdg_jax.data import interruptible
 from fdg_jax.data.loading import LoaderFailed
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
 from fdg_jax.machine import compile_cache, jax_settings, output
@@ -93,9 +92,8 @@ def prepare(
     peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
     job.prepare_cpu(before, peers.on_one_core())
-    with interruptible.by(signals.at_once):
-        initial = weights.read if weights else None
-        return job.prepare(options, before["note"] if before else "", peers, initial), weights
+    initial = weights.read if weights else None
+    return job.prepare(options, before["note"] if before else "", peers, initial), weights
 
 
 def configuration(
