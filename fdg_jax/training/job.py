@@ -6,6 +6,7 @@ before JAX computes anything.
 
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -249,6 +250,20 @@ def load_data(options: Config, note: str) -> data.Source:
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
         raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
     return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(whole))
+
+
+def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> None:
+    """Raises BadInput if a checkpoint was made with other data. Warns if the checkpoint does not say with which."""
+    was, now = about.get("data"), dataset.fingerprint
+    if now is None or not fingerprint.comparable(was):
+        fact = f"the newest checkpoint does not say which {dataset.unit} it was made with: another version wrote it"
+        print(f"warning: {fact}. So it is not known whether the data are the same.", file=sys.stderr, flush=True)
+        return
+    if differs := fingerprint.difference(was, now):
+        fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
+        where = "Give the directory that holds those images as --data-dir"
+        where = where if dataset.unit == "images" else "Give the same files as --text"
+        raise BadInput(f"{fact}. {where}{'' if flag == 'evaluating' else ', or start a new run'}.")
 
 
 def without_last(whole: data.Source, n: int) -> Any:
