@@ -32,6 +32,8 @@ from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
 ALONE = Peers()
+OF_PIPELINE = ("method", "engine", "dtype", "remat", "correct", "momentum", "beta")  # of options that both have
+OF_RECIPE = ("momentum", "weight_decay", "decay", "b2", "clip_norm")
 WARMED_UP = ("resnet110", "resnet1202")
 Variables = Mapping[str, Any]
 # (the network's random initial variables, the model's name) -> its variables, as InitialWeights.read.
@@ -190,36 +192,19 @@ def built(
     pipeline = Pipeline(
         stages=split.stages(parts.blocks, parts.cuts),
         loss=cross_entropy,
-        optimizer=recipe.optimizer(
-            options.optimizer,
-            schedule,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            decay=options.decay,
-            b2=options.b2,
-            clip_norm=options.clip_norm,
-        ),
-        method=options.method,
+        optimizer=recipe.optimizer(options.optimizer, schedule, **values(options, OF_RECIPE)),
         devices=stage_devices,
-        engine=options.engine,
-        dtype=options.dtype,
-        remat=options.remat,
         guard=True,
         preprocess=dataset.train_transform(options.seed),
-        correct=options.correct,
         learning_rate=schedule,
-        momentum=options.momentum,
-        beta=options.beta,
         weights=options.weights if "weights" in method.takes else None,
-        **values(options, plan.declared),
+        **values(options, (*OF_PIPELINE, *plan.declared)),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has printed the warning
         initialise(pipeline, parts, dataset, options, initial)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
-    return Job(
-        options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark
-    )  # fmt: skip
+    return Job(options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark)
 
 
 def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -25,56 +25,10 @@ from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.runs.run_files import CHECKPOINTS, METRICS, cut_back, newest_points
-from fdg_jax.runs.trackers import NO_TRACKERS, Trackers
+from fdg_jax.runs.trackers import NO_TRACKERS
 from fdg_jax.runs.trackers import tensorboard as open_board
 from fdg_jax.strict_json import finite
 from fdg_jax.training.job import Job
-
-
-class RunLog:
-    """The open files of a run directory: `metrics.jsonl` with a line for each event, and TensorBoard's curves.
-
-    Arguments:
-        run: the run directory.
-        lines: how many lines of metrics.jsonl belong to the checkpoint; later ones are dropped.
-        step: the batch at which TensorBoard's curves begin.
-        tensorboard: whether TensorBoard's curves are written.
-        trackers: get the same curves, and stay open when the log is closed.
-
-    `lines` is the number of lines so far; a checkpoint contains it.
-    """
-
-    def __init__(
-        self, run: Path, lines: int = 0, step: int = 0, tensorboard: bool = False, trackers: Trackers = NO_TRACKERS
-    ):
-        path, newest = run / METRICS, newest_points(run)
-        self.lines = cut_back(path, lines)
-        if self.lines < lines:
-            fact = f"{path} has {self.lines} of the {lines} lines that it had at the checkpoint"
-            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
-        self.file = path.open("a+", encoding="utf-8")
-        durable.flush_folder(run)
-        self.trackers, self.board = trackers, open_board(run, step, newest) if tensorboard else NO_TRACKERS
-
-    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None] = MappingProxyType({})) -> None:
-        """Writes a line, and adds a point to each curve at the event's step."""
-        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
-        self.file.flush()
-        self.lines += 1
-        self.board.add(event["step"], curves)
-        self.trackers.add(event["step"], curves)
-
-    def flush(self) -> None:
-        """Brings all lines so far to the disk. The thread that writes checkpoints calls this method."""
-        os.fsync(self.file.fileno())
-        self.board.flush()
-
-    def close(self) -> None:
-        """Closes the files."""
-        self.file.close()
-        for client in self.board.clients.values():
-            client.finish({}, 0)
-
 
 HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
@@ -166,8 +120,8 @@ class Record:
         writes: whether it writes files; only one of several processes does.
         source: the data set, which has the unit of speed; None: images.
 
-    `step` is the number of batches entered. `seconds` is the wall-clock time of all sessions, with compilation and
-    evaluation.
+    `step` is the number of batches entered, `lines` that of lines in metrics.jsonl. `seconds` is the wall-clock time of
+    all sessions, with compilation and evaluation.
     """
 
     def __init__(
@@ -197,15 +151,23 @@ class Record:
         self.bad: tuple[int, ...] = ()  # the first update of each stage that is known to be refused, as Metrics.bad
         self.on_nonfinite: Callable[[Metrics], None] = raise_diverged
         self.speed = Speed()
-        self.trackers = NO_TRACKERS
-        self.log: RunLog | None = None
+        self.trackers = self.board = NO_TRACKERS
+        self.file: TextIO | None = None  # metrics.jsonl
         self._began = time.monotonic()
 
     def open(self, run: Path, tensorboard: bool) -> None:
-        """Opens the files; lines after the checkpoint are dropped."""
-        if self.writes:
-            self.log = RunLog(run, self.lines, self.step, tensorboard, self.trackers)
+        """Opens the files, for batches after `step`. Lines of metrics.jsonl after the checkpoint are dropped."""
         self._began = time.monotonic()
+        if not self.writes:
+            return
+        path, newest, lines = run / METRICS, newest_points(run), self.lines
+        self.lines = cut_back(path, lines)
+        if self.lines < lines:
+            fact = f"{path} has {self.lines} of the {lines} lines that it had at the checkpoint"
+            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
+        self.file = path.open("a+", encoding="utf-8")
+        durable.flush_folder(run)
+        self.board = open_board(run, self.step, newest) if tensorboard else NO_TRACKERS
 
     def catch_up(self) -> None:
         """Records the losses that were unfinished when the checkpoint was written; a second call does nothing."""
@@ -214,14 +176,17 @@ class Record:
         self.speed.forget()
 
     def close(self) -> None:
-        """Closes the files."""
-        if self.log:
-            self.log.close()
+        """Closes the files; the trackers stay open."""
+        if self.file:
+            self.file.close()
+            for client in self.board.clients.values():
+                client.finish({}, 0)
 
     def flush(self) -> None:
         """Brings all lines so far to the disk. The thread that writes checkpoints calls this method."""
-        if self.log:
-            self.log.flush()
+        if self.file:
+            os.fsync(self.file.fileno())
+            self.board.flush()
 
     def state(self) -> dict[str, Any]:
         """The numbers that a checkpoint keeps; `restore` is the inverse."""
@@ -229,7 +194,7 @@ class Record:
             "step": self.step,
             "seconds": self.elapsed(),
             "evaluated": self.evaluated,
-            "lines": self.log.lines if self.log else self.lines,
+            "lines": self.lines,
             "sessions": self.sessions,
             "timed_images": self.speed.timed_units,  # an old name, from when all data were images
             "timed_seconds": self.speed.timed_seconds,
@@ -308,10 +273,15 @@ class Record:
         self.write(event, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
 
-    def write(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
-        """Writes an event, if this process writes files."""
-        if self.log:
-            self.log.append(event, curves)
+    def write(self, event: Mapping[str, Any], curves: Mapping[str, float | None] = MappingProxyType({})) -> None:
+        """Writes a line, and adds a point to each curve at the event's step, if this process writes files."""
+        if not self.file:
+            return
+        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
+        self.file.flush()
+        self.lines += 1
+        self.board.add(event["step"], curves)
+        self.trackers.add(event["step"], curves)
 
     def learning_rate(self, step: int) -> float:
         """The rate of batch `step`, from 1, with the digits of a float32."""
