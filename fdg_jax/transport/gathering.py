@@ -114,6 +114,14 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
 
 
 def line(way: socket.socket, until: float) -> bytes:
-    """Receives a line of at most LONGEST bytes. Raises OSError, also if nothing has come at the time `until`."""
-    way.settimeout(max(until - time.monotonic(), 0.001))
-    return way.makefile("rb", buffering=0).readline(LONGEST)
+    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError (an OSError) if time `until` is over,
+    however often a byte arrives."""
+    said = b""
+    while not said.endswith(b"\n") and len(said) < LONGEST:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError
+        way.settimeout(left)
+        if not (more := way.recv(1)):
+            break
+        said += more
+    return said
