@@ -16,7 +16,7 @@ from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.machine.signals import Signals, Stopped
-from fdg_jax.runs import reading, run_files
+from fdg_jax.runs import reading, run_files, thinning
 from fdg_jax.training import command, lifecycle, loop, policies
 from fdg_jax.training.processes import Peers
 from fdg_jax.training.record import Record, Run
@@ -39,6 +39,25 @@ def test_metrics_are_on_disk_line_by_line(tmp_path):
     assert run_files.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
     assert log.lines == 2
     log.close()
+
+
+def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(thinning, "MOST", 16)
+    losses = [2.0 - i / 1000 for i in range(1, 1001)]
+    losses[499], losses[700] = 9.0, -1.0  # what nobody may lose sight of
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step, loss in enumerate(losses, 1):
+            event = {"step": step, "epoch": step / 10, "train_loss": loss, "learning_rate": 0.1, "more": "x" * 1000}
+            file.write(json.dumps({**event, "images_per_second": 10.0 if step % 2 else 30.0}) + "\n")
+    found = reading.events(tmp_path)
+    assert 16 < len(found) < 2 * 16 and [event["step"] for event in found] == sorted(event["step"] for event in found)
+    assert [found[0]["train_loss"], found[-1]["train_loss"]] == [losses[0], losses[-1]]
+    assert min(event["train_loss"] for event in found) == -1.0
+    assert max(thinning.span(event, "train_loss")[1] for event in found) == 9.0
+    one = found[1]  # the lines after the first, up to its step
+    assert one["train_loss"] == pytest.approx(np.mean(losses[1 : one["step"]]))
+    assert one["images_per_second"] == pytest.approx(15.0)  # as long as a batch at 10 and one at 30
+    assert "more" not in one
 
 
 def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):

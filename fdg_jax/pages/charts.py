@@ -63,14 +63,20 @@ class Chart(NamedTuple):
     from_zero: bool = True
 
 
-def curve(name: str, style: int, points: Points) -> list[Line]:
+def curve(name: str, style: int, points: Points, spans: Points = ()) -> list[Line]:
     """The curve of one run; [] without points. Many points are reduced to means of neighbours, with their range as the
-    band."""
+    band.
+
+    spans: for each point, the lowest and highest value that were merged into it; () if none were merged.
+    """
     if len(points) <= MOST:
         return [Line(name, style, points)] if points else []
-    ends = pairwise(round(i * len(points) / MOST) for i in range(MOST + 1))
-    parts = [(points[(a + b) // 2][0], [y for _, y in points[a:b]]) for a, b in ends]
-    return [Line(name, style, *([(x, float(of(values))) for x, values in parts] for of in (np.mean, min, max)))]
+    spans = spans or [(y, y) for _, y in points]
+    parts = list(pairwise(round(i * len(points) / MOST) for i in range(MOST + 1)))
+    x = [points[(a + b) // 2][0] for a, b in parts]
+    middle = [float(np.mean([y for _, y in points[a:b]])) for a, b in parts]
+    low, high = [min(s[0] for s in spans[a:b]) for a, b in parts], [max(s[1] for s in spans[a:b]) for a, b in parts]
+    return [Line(name, style, *(list(zip(x, y, strict=True)) for y in (middle, low, high)))]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from fdg_jax.config import run_length
 from fdg_jax.pages.charts import Chart, curve
 from fdg_jax.recipe import learning_rate_changes
 from fdg_jax.runs.run_files import unit
+from fdg_jax.runs.thinning import span
 
 Events = Sequence[Mapping[str, Any]]
 
@@ -32,12 +33,13 @@ def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart
     ]
     made = []
     for title, key, events, style in shown:
-        points = [(event["epoch"], event[key]) for event in events if event.get(key) is not None]
-        rate = key == "learning_rate"
+        there = [event for event in events if event.get(key) is not None]
+        points, rate = [(event["epoch"], event[key]) for event in there], key == "learning_rate"
         if rate and paper and points:
             passed = [each for each in rates if each[0] < end]
             points = [*passed, (end, passed[-1][1])]
-        lines = curve(title, style, points)
+        spans = () if rate else [span(event, key) for event in there]
+        lines = curve(title, style, points, spans)
         if lines or key != "test_bits_per_byte":
             made.append(Chart(title, "epochs", lines, marks, steps=rate))
     return made

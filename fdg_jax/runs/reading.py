@@ -17,6 +17,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_settings
 from fdg_jax.options.fields import described, fits, spelled
 from fdg_jax.runs.run_files import CONFIG, METRICS, NUMBERS, SUMMARY, impossible, metrics, read_json
+from fdg_jax.runs.thinning import Thinned
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
 CONFIG_MAY_HAVE = {
@@ -95,15 +96,17 @@ def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> N
 
 def events(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in the order of their steps. Each has its epoch, a learning rate with a training loss,
-    and a test loss with a test error. Raises BadInput."""
-    path = run / METRICS
-    found = list(metrics(path))
-    for event in found:
+    and a test loss with a test error. If there are very many, neighbours are merged (fdg_jax.runs.thinning). Raises
+    BadInput."""
+    path, found = run / METRICS, {name: Thinned(name) for name in ("train_loss", "test_error_percent", "step")}
+    for event in metrics(path):
         for name, where in (("epoch", "step"), ("learning_rate", "train_loss"), ("test_loss", "test_error_percent")):
             if where in event and name not in event:
                 fact = f"{path}: the line of step {event['step']} lacks {name!r}: it is damaged"
                 raise BadInput(f"{fact}. Start a new run in another --run-dir.")
-    return sorted(found, key=lambda event: event["step"])
+        kind = next(name for name in ("test_error_percent", "train_loss", "step") if event.get(name) is not None)
+        found[kind].add(event)
+    return sorted((event for each in found.values() for event in each.lines), key=lambda event: event["step"])
 
 
 def refuse_less(steps: int, done: int) -> None:
