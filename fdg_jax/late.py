@@ -257,7 +257,7 @@ def optimizer(
         K = checked_delay(delay, K, method, options)
     if K is None:
         raise BadInput("K=None. Give the number of stages, 1 or more, or delay=[...] with one number for each.")
-    K, dtype = checked(FIELDS["K"], K), dtype_of(dtype)
+    K, dtype = int(checked(FIELDS["K"], K)), dtype_of(dtype)
     measure = checked(OF_PIPELINE["guard"]._replace(name="measure"), measure)
     at_newest = [f"correction {kind.name}" for kind in corrections.parse(correct) if kind.weights == "current"]
     if checked(FIELDS["weights"], options.pop("weights", "stashed")) == "current":
@@ -328,7 +328,7 @@ def optimizer(
             used = delay_line.use(lines, i, at, stage.line, new, batch, **extra)
             changes.append(used.changes)
             stages.append(kept(used.at, used.line, measured(stage, used, grads, weights)))
-        return profile.join(changes, updates, cuts), state.replace(batch=batch, stages=tuple(stages))
+        return profile.join(changes, updates, cuts), dataclasses.replace(state, batch=batch, stages=tuple(stages))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -440,7 +440,7 @@ def drain(params: Tree, state: Any) -> tuple[Tree, Any]:
     for i, (stage, weights) in enumerate(zip(found.stages, profile.split(seen, cuts), strict=True)):
         moved.append(delay_line.drain_stage(profile.lines, i, progress(stage, weights), stage.line, found.batch))
     stages = [kept(at, old.line, (old.cosine, old.distance)) for at, old in zip(moved, found.stages, strict=True)]
-    emptied = found.replace(batch=jnp.zeros_like(found.batch), stages=tuple(stages))
+    emptied = dataclasses.replace(found, batch=jnp.zeros_like(found.batch), stages=tuple(stages))
     state = jax.tree.map(lambda each: emptied if is_state(each) else each, state, is_leaf=is_state)
     return found.whole(profile.join([at.state.params for at in moved], seen, cuts), params), state
 

@@ -8,6 +8,7 @@ the same to the last bit if a run is repeated, resumed, or computed by another e
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,9 @@ import numpy as np
 
 from fdg_jax.data.order import check_seed
 from fdg_jax.data.order import epoch_order as epoch_order  # so that users find it with the transforms
-from fdg_jax.data.source import Source
 
 
-def train_transform(meta: Source, seed: int) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
+def train_transform(meta: Any, seed: int) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of training images.
 
     Each image is padded by `meta.pad` black pixels on each side, cropped to its size at a random place, mirrored with
@@ -26,7 +26,7 @@ def train_transform(meta: Source, seed: int) -> Callable[[jax.typing.ArrayLike, 
     ResNet's CIFAR recipe: zero padding of 4, before normalisation.
 
     Arguments:
-        meta: the data set.
+        meta: the data set, a fdg_jax.data.source.Source of images.
         seed: 0 .. 2**32-1.
 
     Returns: f(images [B, H, W, C] uint8, step int32 scalar) -> [B, H, W, C] float32.
@@ -61,11 +61,11 @@ def train_transform(meta: Source, seed: int) -> Callable[[jax.typing.ArrayLike, 
     return transform
 
 
-def test_transform(meta: Source) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+def test_transform(meta: Any) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of test images: (image/255 - mean) / std for each channel.
 
     Arguments:
-        meta: the data set.
+        meta: the data set, a fdg_jax.data.source.Source of images.
 
     Returns: f(images [..., C] uint8) -> [..., C] float32.
     """
