@@ -106,6 +106,8 @@ def main():
     for K, options in [(1, {}), (2, {}), (4, {}), (8, {}), (8, {"correct": "anticipate"})]:
         found, state = errors(K, args.seeds, args.batches, **options)
         needed, name = batches_to(args.target, found), options.get("correct", "none")
+        if alone is None and not np.isfinite(needed):
+            parser.error(f"BP misses {args.target:g}% in {args.batches} batches. Give more, or a higher --target")
         alone = alone or needed
         first = late.report(jax.tree.map(lambda leaf: leaf[0], state))[0]  # of seed 0, stage 1
         times = "  ".join(f"{needed / alone / speed_up(K, transfer):10.2f}" for transfer in links.values())

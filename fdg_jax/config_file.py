@@ -7,7 +7,6 @@ True and `learning_rate: 1e-3` into a text.
 import argparse
 import os
 import re
-import stat
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,14 +132,12 @@ def settings(path: Path) -> list[Setting]:
     if reader is None:
         raise BadInput(f"--config {path}: its name must end in .toml, .yaml, .yml or .json.")
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
-            raise BadInput(f"--config {path} is not a file.")
-        with path.open("rb") as file:
+        with strict_json.opened(path) as file:
             content = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        if isinstance(error, BadInput):
-            raise
+    except OSError as error:
         raise BadInput(f"--config {path} cannot be read: {reason(error)}.") from None
+    except ValueError as error:  # it is not a file, or its name has a null byte
+        raise BadInput(f"--config {path} cannot be read: {error}.") from None
     if len(content) > MOST_BYTES:
         raise BadInput(f"--config {path} has more than {MOST_BYTES:,} bytes, so it is no file of options.")
     try:

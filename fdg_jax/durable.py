@@ -7,15 +7,15 @@ folder are changes of the folder that they happen in, too.
 import contextlib
 import errno
 import os
-import re
-import shutil
-import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 # Errors that mean that a folder cannot be flushed at all: on some network file systems, on Windows, and in folders that
 # we may use but not list. Nothing can be done there, so they are ignored.
 FOLDERS_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
+
+ABANDONED_SECONDS = 24 * 3600  # without a change: nobody writes this temporary file any more
 
 
 def flush_file(path: Path) -> None:
@@ -101,38 +101,21 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def temporary_beside(path: Path) -> Path:
-    """A new name in the same folder, under which to write before renaming to `path`.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A context in which to write a file of a cache under the temporary name that it gives, in the same folder. At the
+    end the file gets its own name; after an exception, it is removed.
 
-    It also removes temporary files of this kind that killed processes have left.
+    Temporary files that killed processes have left there, a day old, are removed as well.
     """
-    for left in path.parent.glob(f".*{path.name}.*.tmp"):  # a temporary file's own temporary file begins with two dots
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
         with contextlib.suppress(OSError):  # of another user, or just removed by another process
-            if is_abandoned(left):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return path.with_name(f".{path.name}.{host()}-{os.getpid()}-{time.time_ns()}.tmp")
-
-
-def is_abandoned(left: Path) -> bool:
-    """Whether the process that wrote a temporary file has ended.
-
-    True if it ran on this machine, no longer exists and has written nothing for a minute; or, wherever it ran, if
-    nothing has been written for a day.
-    """
-    idle = time.time() - max(file.stat().st_mtime for file in (left, *left.rglob("*")))
-    process = re.fullmatch(rf".*\.{host()}-(\d+)-\d+\.tmp", left.name)
-    return idle > 24 * 3600 or (idle > 60 and process is not None and not is_alive(int(process[1])))
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process with that number exists on this machine."""
+            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                left.unlink()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}.tmp")
     try:
-        os.kill(process, 0)
-    except OSError as error:
-        return error.errno != errno.ESRCH  # it may be of another user
-    return True
-
-
-def host() -> str:
-    """The name of this machine, in letters and digits."""
-    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40]
+        yield temporary
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):  # if writing fails, removing may fail, too
+            temporary.unlink(missing_ok=True)

@@ -12,12 +12,13 @@ schedule makes it. Nothing is cut and no second device is needed. It is the code
 engine's. While the queue of a stage fills, the stage makes no update and its optimizer's state stays as it is.
 
 `update` works under jit, lax.scan and vmap, and on sharded arrays: a queue is sharded like its parameters. The state is
-a pytree; Orbax and Flax's serialization save it.
+a pytree; Orbax and Flax's serialization save its arrays (the settings are those of the optimizer that reads them). In
+an `optax.chain` it is the last: what stands behind it would not change what predictions and `drain` do.
 """
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
 
-from fdg_jax import corrections
+from fdg_jax import corrections, methods
 from fdg_jax.checks import correction_parts, no_effect
 from fdg_jax.checks.arguments import OF_PIPELINE, rate_of, stage_optimizers
 from fdg_jax.checks.plan import plan
@@ -41,7 +40,8 @@ from fdg_jax.stage import delay_line
 from fdg_jax.stage.delay_line import Gradient, LineOptions
 from fdg_jax.stage.functions import StageState
 from fdg_jax.stage.shapes import shape_of
-from fdg_jax.stage.update import UpdateRule
+from fdg_jax.stage.stage import Stage
+from fdg_jax.stage.update import UpdateRule, evaluated, states_of
 
 Tree = Any
 ELSEWHERE = optax.MaskedNode()  # stands in a stage's tree for parameters of other stages, as in optax.partition
@@ -67,6 +67,7 @@ class Layers:
 
 
 LAYERS = Layers()
+Cuts = Sequence[int | tuple[int, ...]]  # for each parameter its stage, or that of each of its layers
 
 
 class StageLine(NamedTuple):
@@ -93,9 +94,9 @@ class StageLine(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Profile:
-    """What does not change during a training. Two of equal settings are equal, so that saved states can be loaded.
+    """What does not change during a training. Each optimizer has its own, so that programs of another are not used.
 
-    settings: what has to be the same, by name, as (name, value) pairs.
+    settings: what an optimizer and the state that it is given must have in common, as (name, value) pairs.
     stage_of: as given.
     lines: for the delay lines.
     asked_forward: whether `forward_params` was called.
@@ -111,19 +112,12 @@ class Profile:
         """The number of stages."""
         return len(self.lines.delays)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Profile) and self.settings == other.settings
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
-
-    def split(self, tree: Tree) -> list[Tree]:
+    def split(self, tree: Tree, cuts: "Cuts") -> list[Tree]:
         """A tree like the parameters as one tree for each stage; the inverse of `join`.
 
         A stage's tree has ELSEWHERE in place of other stages' parameters, and {layer: array} in place of `Layers`.
         """
         leaves, structure = jax.tree.flatten(tree)
-        cuts = self.cuts(tree)
         stages = []
         for k in range(1, self.K + 1):
             parts = []
@@ -136,19 +130,19 @@ class Profile:
             stages.append(structure.unflatten(parts))
         return stages
 
-    def join(self, stages: Sequence[Tree], like: Tree) -> Tree:
+    def join(self, stages: Sequence[Tree], like: Tree, cuts: "Cuts") -> Tree:
         """The tree that was split. like: one of the same structure."""
         structure = jax.tree.structure(like)
         of_stages = [structure.flatten_up_to(stage) for stage in stages]
         leaves = []
-        for i, cut in enumerate(self.cuts(like)):
+        for i, cut in enumerate(cuts):
             if isinstance(cut, int):
                 leaves.append(of_stages[cut - 1][i])
             else:
                 leaves.append(jnp.stack([of_stages[k - 1][i][str(layer)] for layer, k in enumerate(cut)]))
         return structure.unflatten(leaves)
 
-    def cuts(self, tree: Tree) -> list[int | tuple[int, ...]]:
+    def cuts(self, tree: Tree) -> "Cuts":
         """For each leaf of a tree like the parameters its stage, or that of each of its layers. Raises BadInput."""
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
@@ -187,11 +181,35 @@ class State:
 
     batch: batches since the queues were empty, int32.
     stages: for k = 1..K.
+    trained: the structure of the parameters at `init`, and for each of them whether it is trained here; optax.masked
+        and optax.partition hide the others.
     """
 
     batch: jax.Array
     stages: tuple[StageLine, ...]
     profile: Profile = struct.field(pytree_node=False)
+    trained: tuple[Any, tuple[bool, ...]] = struct.field(pytree_node=False)
+
+    def seen(self, params: Tree) -> Tree:
+        """The parameters as `init` saw them: with optax.MaskedNode in place of those that are hidden from it."""
+        structure, trained = self.trained
+        if all(trained):  # also where the containers differ, as those of nnx.as_pure
+            return params
+        parts = structure.flatten_up_to(params)
+        return structure.unflatten([part if own else ELSEWHERE for part, own in zip(parts, trained, strict=True)])
+
+    def whole(self, seen: Tree, params: Tree) -> Tree:
+        """`seen` with the hidden parameters of `params`."""
+        structure, trained = self.trained
+        if all(trained):
+            return seen
+        pairs = zip(structure.flatten_up_to(seen), structure.flatten_up_to(params), trained, strict=True)
+        return structure.unflatten([new if own else old for new, old, own in pairs])
+
+
+def is_hidden(part: Any) -> bool:
+    """Whether optax.masked or optax.partition hides this part of a tree."""
+    return isinstance(part, optax.MaskedNode)
 
 
 def optimizer(
@@ -236,15 +254,13 @@ def optimizer(
         BadInput: something does not go together; `init`: a parameter has no stage.
     """
     if delay is not None:
-        if K not in (None, len(delay)):
-            raise BadInput(f"K={K}, and delay has {len(delay)} numbers. Give one for each stage, or leave K out.")
-        if wrong := [D for D in delay if isinstance(D, bool) or not isinstance(D, int | np.integer) or D < 0]:
-            raise BadInput(f"delay has {wrong[0]!r}. Give a whole number of batches, 0 or more, for each stage.")
-        K = len(delay)
-    if K is None or K < 1:
-        raise BadInput(f"K={K}. Give the number of stages, 1 or more, or delay=[...] with one number for each.")
+        K = checked_delay(delay, K, method, options)
+    if K is None:
+        raise BadInput("K=None. Give the number of stages, 1 or more, or delay=[...] with one number for each.")
+    K, dtype = int(checked(FIELDS["K"], K)), dtype_of(dtype)
+    measure = checked(OF_PIPELINE["guard"]._replace(name="measure"), measure)
     at_newest = [f"correction {kind.name}" for kind in corrections.parse(correct) if kind.weights == "current"]
-    if options.pop("weights", "stashed") == "current":
+    if checked(FIELDS["weights"], options.pop("weights", "stashed")) == "current":
         at_newest = ["weights='current'"]
     if at_newest:
         fact = f"{at_newest[0]} takes gradients at weights that the forward pass did not have"
@@ -265,6 +281,7 @@ def optimizer(
     for k, staleness in enumerate(schedule.mean_staleness, 1):
         parts = corrections.for_stage(made.corrections, Late(k, K, staleness, rate, momentum))
         correction = corrections.together([part for _, part in parts])
+        correction_parts.check_correctable(k, correction, Stage, "stashed")
         chain = optax.with_extra_args_support(correction.around(chains[k - 1]))
         rules.append(UpdateRule(chain, correction, guard))
         correcting.append(parts)
@@ -274,23 +291,25 @@ def optimizer(
         "corrections": tuple((kind.name, *sorted(own.items())) for kind, own in made.corrections),
     }  # fmt: skip
     mean = schedule.accumulation == "mean"
-    lines = LineOptions(schedule.delays, rules, schedule.accumulate, mean, dtype and jnp.dtype(dtype), measure)
+    lines = LineOptions(schedule.delays, rules, schedule.accumulate, mean, dtype, measure)
     profile = Profile(tuple(settings.items()), stage_of, lines)
 
     def init(params: Tree) -> Any:
-        trees = profile.split(params)
+        trees = profile.split(params, profile.cuts(params))
         for k, (parts, tree) in enumerate(zip(correcting, trees, strict=True), 1):
             for kind, correction in parts:
                 correction_parts.check(kind, correction, k, chains[k - 1], shape_of(tree))
         if empty := [k for k, tree in enumerate(trees, 1) if not jax.tree.leaves(tree)]:
             warnings.warn(f"stage k={empty[0]} has no parameters. Check stage_of and K.", NoEffect, stacklevel=2)
         no_effect.warn(made._replace(schedule=schedule), momentum, chains[0], trees[0])
-        return State(jnp.zeros((), jnp.int32), tuple(map(start, range(K), trees)), profile)
+        leaves, structure = jax.tree.flatten(params, is_leaf=is_hidden)
+        trained = structure, tuple(not is_hidden(leaf) for leaf in leaves)
+        return State(jnp.zeros((), jnp.int32), tuple(map(start, range(len(trees)), trees)), profile, trained)
 
     def start(i: int, params: Tree) -> StageLine:
         state, line, total = delay_line.start_stage(StageState(params, {}), lines, i)
-        first = (jnp.float32(jnp.nan),) * 2 if measure else ((), ())
-        line = sharded_like(params, line) if schedule.delays[i] else ()
+        first = [jnp.full((), jnp.nan, jnp.float32) if measure else () for _ in range(2)]
+        line = line if schedule.delays[i] else ()
         counters = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         return StageLine(state.opt_state, state.correction, line, () if total is None else total, *counters, *first)
 
@@ -298,34 +317,47 @@ def optimizer(
         if params is None:
             raise BadInput("update needs the parameters: optimizer.update(grads, state, params).")
         check_state(state, profile)
-        if not profile.asked_forward and any(rule.correction.forward for rule in rules):
+        if not state.profile.asked_forward and any(rule.correction.forward for rule in rules):
             fact = "the correction goes forward at predicted weights, and nobody has asked for them"
             raise BadInput(f"{fact}. Take the gradients at late.forward_params(params, state).")
-        batch = state.batch + 1
-        changes, stages = [], []
-        pieces = zip(state.stages, profile.split(updates), profile.split(params), strict=True)
+        batch, cuts, changes, stages = state.batch + 1, profile.cuts(params), [], []
+        pieces = zip(state.stages, profile.split(updates, cuts), profile.split(params, cuts), strict=True)
         for i, (stage, grads, weights) in enumerate(pieces):
             at, keeps = progress(stage, weights), rules[i].correction.gradient or measure
             new = Gradient(grads, at.updates, forward_of(rules[i], weights, stage) if keeps else ())
             used = delay_line.use(lines, i, at, stage.line, new, batch, **extra)
             changes.append(used.changes)
             stages.append(kept(used.at, used.line, measured(stage, used, grads, weights)))
-        return profile.join(changes, updates), State(batch, tuple(stages), profile)
+        return profile.join(changes, updates, cuts), dataclasses.replace(state, batch=batch, stages=tuple(stages))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def sharded_like(params: Tree, line: Gradient) -> Gradient:
-    """A delay line whose arrays are sharded like the parameters, along all axes but the first."""
+def checked_delay(delay: Any, K: int | None, method: Any, options: Mapping[str, Any]) -> int:
+    """The number of stages of a list of delays. Raises BadInput where it is none, or where something else says how late
+    stages are as well."""
+    if not isinstance(delay, list | tuple | np.ndarray):
+        raise BadInput(f"delay={delay!r}. Give a list with one number for each stage, such as [3, 1, 0].")
+    if wrong := [D for D in delay if isinstance(D, bool) or not isinstance(D, int | np.integer) or D < 0]:
+        raise BadInput(f"delay has {wrong[0]!r}. Give a whole number of batches, 0 or more, for each stage.")
+    if K not in (None, len(delay)):
+        raise BadInput(f"K={K}, and delay has {len(delay)} numbers. Give one for each stage, or leave K out.")
+    name = methods.find(method).name
+    if "order" in options or name != "fdg":
+        other = f"order={options['order']!r}" if "order" in options else f"method {name}"
+        raise BadInput(f"{other} and delay both say how late the stages are. Leave one of them out.")
+    return len(delay)
 
-    def put(ring: jax.Array, p: Any) -> jax.Array:
-        sharding = getattr(p, "sharding", None)
-        if isinstance(p, Tracer) or not isinstance(sharding, NamedSharding):
-            return ring
-        return jax.device_put(ring, NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec)))
 
-    then = jax.tree.map(put, line.then, params) if line.then != () else ()
-    return line._replace(grads=jax.tree.map(put, line.grads, params), then=then)
+def dtype_of(asked: Any) -> Any:
+    """The dtype of waiting gradients; None for their own. Raises BadInput where it is no floating-point one."""
+    try:
+        dtype = None if asked is None else jnp.dtype(asked)
+    except TypeError:
+        dtype = jnp.dtype(bool)
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise BadInput(f"dtype={asked!r} holds no gradients. Use 'bfloat16', 'float16' or 'float32', or leave it out.")
+    return dtype
 
 
 def progress(stage: StageLine, params: Tree) -> delay_line.Progress:
@@ -347,7 +379,7 @@ def measured(stage: StageLine, used: delay_line.Used, grads: Tree, weights: Tree
 
     def dot(a: Tree, b: Tree) -> jax.Array:
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-        return sum((jnp.vdot(x.astype(jnp.float32), y.astype(jnp.float32)) for x, y in pairs), jnp.float32(0))
+        return sum((jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32)) for x, y in pairs), jnp.float32(0))
 
     late, then = used.late.grads, used.late.then
     cosine = dot(late, grads) / jnp.sqrt(dot(late, late) * dot(grads, grads))
@@ -368,13 +400,28 @@ def forward_params(params: Tree, state: Any) -> Tree:
         params: the parameters.
         state: the optimizer's, or one that contains it, such as that of an optax chain.
     """
-    state = own(state)
-    rules = state.profile.lines.rules
-    state.profile.asked_forward = True
-    if not any(rule.correction.forward for rule in rules):
+    found = own(state)
+    found.profile.asked_forward = True
+    if not any(rule.correction.forward for rule in found.profile.lines.rules):
         return params
-    pieces = zip(rules, state.profile.split(params), state.stages, strict=True)
-    return state.profile.join([forward_of(*piece) for piece in pieces], params)
+    refuse_behind(state)
+    return changed(found, params, forward_of)
+
+
+def evaluated_params(params: Tree, state: Any) -> Tree:
+    """The weights to evaluate: those of optax.contrib.schedule_free; with other optimizers the parameters themselves.
+
+    Arguments: as those of `forward_params`.
+    """
+    return changed(own(state), params, lambda rule, weights, stage: evaluated(weights, stage.opt_state))
+
+
+def changed(state: State, params: Tree, change: Callable[[UpdateRule, Tree, StageLine], Tree]) -> Tree:
+    """The parameters with those of each stage changed."""
+    profile, seen = state.profile, state.seen(params)
+    cuts = profile.cuts(seen)
+    pieces = zip(profile.lines.rules, profile.split(seen, cuts), state.stages, strict=True)
+    return state.whole(profile.join([change(*piece) for piece in pieces], seen, cuts), params)
 
 
 def drain(params: Tree, state: Any) -> tuple[Tree, Any]:
@@ -387,13 +434,32 @@ def drain(params: Tree, state: Any) -> tuple[Tree, Any]:
     Returns: (parameters, state), with empty queues.
     """
     found = own(state)
-    lines, moved = found.profile.lines, []
-    for i, (stage, weights) in enumerate(zip(found.stages, found.profile.split(params), strict=True)):
-        moved.append(delay_line.drain_stage(lines, i, progress(stage, weights), stage.line, found.batch))
+    refuse_behind(state)
+    profile, seen, moved = found.profile, found.seen(params), []
+    cuts = profile.cuts(seen)
+    for i, (stage, weights) in enumerate(zip(found.stages, profile.split(seen, cuts), strict=True)):
+        moved.append(delay_line.drain_stage(profile.lines, i, progress(stage, weights), stage.line, found.batch))
     stages = [kept(at, old.line, (old.cosine, old.distance)) for at, old in zip(moved, found.stages, strict=True)]
-    emptied = State(jnp.zeros_like(found.batch), tuple(stages), found.profile)
+    emptied = dataclasses.replace(found, batch=jnp.zeros_like(found.batch), stages=tuple(stages))
     state = jax.tree.map(lambda each: emptied if is_state(each) else each, state, is_leaf=is_state)
-    return found.profile.join([at.state.params for at in moved], params), state
+    return found.whole(profile.join([at.state.params for at in moved], seen, cuts), params), state
+
+
+def refuse_behind(state: Any) -> None:
+    """Raises BadInput if something stands behind the late optimizer in an optax chain. It would not act on the updates
+    that `drain` makes, and predictions do not know of it."""
+    if stands_behind(state):
+        fact = "in the optax.chain something stands behind late.optimizer, and changes the updates that it has made"
+        raise BadInput(f"{fact}. Put that into the chain that late.optimizer is given.")
+
+
+def stands_behind(state: Any) -> bool:
+    """Whether a plain tuple in the state, as of optax.chain, has a member after the one with the late optimizer."""
+    if type(state) is tuple:
+        at = next((i for i, part in enumerate(state) if states_of(part, State)), None)
+        return at is not None and (at < len(state) - 1 or stands_behind(state[at]))
+    inner = jax.tree.leaves(state, is_leaf=lambda each: type(each) is tuple or is_state(each))
+    return any(stands_behind(each) for each in inner if type(each) is tuple)
 
 
 class StageReport(NamedTuple):
@@ -428,10 +494,15 @@ def report(state: Any) -> list[StageReport]:
     for k, (stage, delay) in enumerate(zip(state.stages, state.profile.lines.delays, strict=True), 1):
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stage.line))
         measured = stage.staleness, stage.updates, stage.cosine, stage.distance
-        numbers = [None if isinstance(each, jax.ShapeDtypeStruct | tuple) else each.item() for each in measured]
+        numbers = [None if isinstance(each, jax.ShapeDtypeStruct | tuple) else number(each) for each in measured]
         staleness, updates, cosine, distance = numbers
         told.append(StageReport(k, delay, staleness, updates, size, cosine, distance))
     return told
+
+
+def number(array: Any) -> Any:
+    """A number; an array where there is one for each of several trainings (jax.vmap)."""
+    return np.asarray(array) if array.ndim else array.item()
 
 
 def is_state(value: Any) -> bool:
@@ -441,7 +512,7 @@ def is_state(value: Any) -> bool:
 
 def own(state: Any) -> State:
     """The one `State` within the state of an optimizer. Raises BadInput where there is none, or more than one."""
-    found = [each for each in jax.tree.leaves(state, is_leaf=is_state) if is_state(each)]
+    found = states_of(state, State)
     if len(found) != 1:
         fact = f"the state has {len(found)} states of late.optimizer in it, not 1"
         raise BadInput(f"{fact}. Give the state of the optimizer that late.optimizer made.")
@@ -452,8 +523,12 @@ def check_state(state: Any, profile: Profile) -> None:
     """Raises BadInput for a state that another optimizer has made."""
     if not is_state(state):
         raise BadInput("the state is not one of late.optimizer. Make it with this optimizer's init.")
-    if state.profile != profile:
+    if state.profile.settings != profile.settings:
         pairs = zip(state.profile.settings, profile.settings, strict=True)
         name, there, here = next((name, a, b) for (name, a), (_, b) in pairs if a != b)
         fact = f"the state is of an optimizer with {name} {there}, and this one has {here}"
         raise BadInput(f"{fact}. Make the state with init of the optimizer that it is given to.")
+    for k, (stage, D) in enumerate(zip(state.stages, profile.lines.delays, strict=True), 1):
+        n = stage.line.version.shape[-1] - 1 if stage.line else 0
+        if n != D:  # as from a file
+            raise BadInput(f"the queue of stage k={k} holds {n} gradients, not {D}: the state is of other delays.")

@@ -20,16 +20,16 @@ processes in time, never waits long for a reader.
 """
 
 import contextlib
+import io
 import itertools
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import IO, Any, NamedTuple
@@ -47,6 +47,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wa
 KILL_SECONDS = 5.0  # from SIGTERM to SIGKILL, and from SIGKILL to giving up
 LAST_LINES_SECONDS = 5.0  # the longest wait until the processes' last output is printed
 PATIENCE_SECONDS = 1.0  # the longest wait of the main thread until a message of its own is read
+LOOK_SECONDS = 0.1  # between two looks at the time; ends of processes and signals are seen at once
 STOPPED = {128 + number: number for number in (*IMPATIENT, *PATIENT)}  # exit codes of processes that were stopped
 BAD_INPUT = 2
 LET_BE, ASKED, KILLED, GIVEN_UP = range(4)  # what was sent to the processes: nothing, SIGTERM, SIGKILL in vain
@@ -99,10 +100,9 @@ def planned(arguments: Sequence[str]) -> Namespace:
     here = list(arguments)
     split = here.index("--") if "--" in here else len(here)
     ours, words = here[:split], here[split + 1 :]
-    wants_help = bool({"-h", "--help"} & set(ours))
-    if not words and not wants_help:
+    if not words and not {"-h", "--help"} & set(ours):
         raise BadInput(f"there is nothing to start. Write -- and then the words for Python, {EXAMPLE}.")
-    given = parser().parse_args(["--help"] if wants_help else ours)
+    given = parser().parse_args(ours)
     if os.name != "posix":
         way_out = "Use Linux or macOS, or start each process with --coordinator, --process-id and --processes"
         raise BadInput(f"this system has no process groups, which the launcher needs. {way_out}.")
@@ -153,7 +153,6 @@ def main(arguments: Sequence[str]) -> int:
     output.open_closed_files()
     try:
         given = planned(arguments)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent left it ignored, all exit codes would be lost
         # If stdout and stderr are one file, they share a lock, so that their lines stay whole.
         lock = Lock()
         out, err = Printer(sys.stdout, lock), Printer(sys.stderr, lock if os.path.sameopenfile(1, 2) else Lock())
@@ -174,34 +173,34 @@ def run(given: Namespace, out: "Printer", err: "Printer") -> int:
 
     Returns: the exit code of the launcher. Raises: OSError if a process cannot be started.
     """
-    words, go_on = given.words, ""
-    if has_flag(words, "--run-dir"):  # other programs may not know --resume
-        go_on = " Go on with --resume."
-    signals = SignalEvents()
-    with signals:
+    words = given.words
+    go_on = " Go on with --resume." if has_flag(words, "--run-dir") else ""  # other programs may not know --resume
+    with Received() as received:
         for done in itertools.count():
             coordinator, held = hold_port(HOST)
-            with held, Group(words, coordinator, given.cores, given.grace, signals, out, err) as group:
+            with held, Group(words, coordinator, given, received, out, err) as group:
                 group.wait()
-            if group.signals:
+            if received.numbers:
                 err.say(f"{group.story()}.{go_on}")
-                return 128 + group.signals[0]
-            if (failed := group.failed) is None:
+                return 128 + received.numbers[0]
+            if not group.failures:
                 return 0
-            if failed.code == BAD_INPUT:
+            failed = group.failures[0]
+            if failed.exit_code == BAD_INPUT:
                 err.say(f"error: {group.story()}. What it printed above says what to change.")
                 return BAD_INPUT
-            if done == given.restart or failed.code in STOPPED or group.running:
-                err.say(f"{'' if failed.code in STOPPED else 'error: '}{group.story()}.{go_on}")
+            if done == given.restart or failed.stopped or group.running:
+                err.say(f"{'' if failed.stopped else 'error: '}{group.story()}.{go_on}")
                 return failed.exit_code
             seconds, words = min(FIRST_WAIT_SECONDS * 2**done, LONGEST_WAIT_SECONDS), resuming(given.words)
             again = f"All are started again in {seconds:g} s, restart {done + 1} of {given.restart}."
             err.say(f"warning: {group.story()}. {again}")
             until = time.monotonic() + seconds
-            while (left := until - time.monotonic()) > 0:
-                if (event := signals.within(left)) is not None and event < 0:
+            while time.monotonic() < until:
+                received.pause()
+                if received.numbers:
                     err.say(f"no restart.{go_on}")
-                    return 128 - event
+                    return 128 + received.numbers[0]
     raise AssertionError
 
 
@@ -250,63 +249,57 @@ class Printer:
         thread.start()
         thread.join(PATIENCE_SECONDS)
 
-    def forward(self, pipe: IO[bytes], prefix: bytes) -> None:
-        """Writes what arrives through a pipe until it is closed at its other end."""
-        for line in lines(pipe):
-            self.write(prefix + line)
+    def forward(self, pipe: IO[bytes], prefix: str) -> None:
+        r"""Writes what arrives through a pipe until it is closed at its other end. A line ends at \n, \r or \r\n."""
+        for line in io.TextIOWrapper(pipe, "latin-1", newline=""):  # this encoding has a character for every byte
+            if line != "\r":  # it stands in front of a progress line
+                self.write((prefix + line.rstrip("\r\n")).encode("latin-1"))
 
 
-def lines(pipe: IO[bytes]) -> Iterator[bytes]:
-    r"""The lines that arrive through a pipe, without line ends. A line ends at \n, \r, \r\n or the end of the pipe."""
-    rest, last_end = b"", b"\n"
-    while arrived := os.read(pipe.fileno(), 2**16):
-        *pieces, rest = re.split(rb"([\r\n])", rest + arrived)
-        for text, end in zip(pieces[::2], pieces[1::2], strict=True):
-            if text or last_end == end == b"\n":  # \r leaves no empty lines: it stands before \n or new text
-                yield text
-            last_end = end
-    if rest:
-        yield rest
-
-
-class SignalEvents(Signals):
-    """A context in which signal n becomes the event -n. The end of process 0, 1, ... is the event 0, 1, ... A signal
-    that was ignored before, as under nohup, stays ignored."""
+class Received(Signals):
+    """A context that collects the numbers of signals, and notices the ends of processes. A signal that was ignored
+    before, as under nohup, stays ignored; but not SIGCHLD, without which all exit codes would be lost."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.events = SimpleQueue[int]()
+        self.numbers: list[int] = []
+        self.news = SimpleQueue[int]()
+        signal.signal(signal.SIGCHLD, lambda number, _: self.news.put(number))
 
     def receive(self, number: int, _frame: object) -> None:
-        self.events.put(-number)  # a signal handler may put into a SimpleQueue while it interrupts a `get`
+        self.numbers.append(number)
+        self.news.put(number)  # a signal handler may put into a SimpleQueue while it interrupts a `get`
 
-    def within(self, seconds: float | None) -> int | None:
-        """The next event; None if none comes in time. seconds: None waits for ever."""
-        try:
-            return self.events.get(timeout=seconds)
-        except Empty:
-            return None
+    def pause(self) -> None:
+        """Waits for a signal or the end of a process, for a while at most."""
+        with contextlib.suppress(Empty):
+            self.news.get(timeout=LOOK_SECONDS)
 
 
-class Ended(NamedTuple):
-    """How a process ended.
+class Failure(NamedTuple):
+    """How a process ended that did not end with 0.
 
-    code: its exit code, or minus the number of the signal that killed it. stages: which stages it computed, in words.
+    who: its number, stages and pid. code: its exit code, or minus the number of the signal that killed it.
     """
 
-    index: int
-    pid: int
+    who: str
     code: int
-    stages: str
 
     @property
     def exit_code(self) -> int:
         """The exit code that a shell would report: 128 + n for signal n."""
         return self.code if self.code >= 0 else 128 - self.code
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal stopped it, and it has written its checkpoint."""
+        return self.code in STOPPED
+
     def __str__(self) -> str:
+        if self.stopped:
+            return f"{self.who} was stopped by {name_of(STOPPED[self.code])}"
         how = f"ended with exit code {self.code}" if self.code >= 0 else f"was killed by {name_of(-self.code)}"
-        return f"process {self.index} ({self.stages}pid {self.pid}) {how}"
+        return f"{self.who} {how}"
 
 
 def name_of(number: int) -> str:
@@ -320,31 +313,29 @@ def name_of(number: int) -> str:
 class Group:
     """A context that starts the processes; when it ends, none of them is left.
 
-    `failed` is how the first process that failed has ended, or None. `signals` are what the launcher received.
+    `failures` has the process that failed first, and, once the launcher has received a signal, all others that fail.
 
     Arguments:
         words: for Python, without the flags of a process. coordinator: address and port, where process 0 is to listen.
-        cores: those of each process; () does not pin a process.
-        grace: seconds to wait for processes that write a checkpoint.
-        signals: the queue of events.
+        given: the launcher's flags.
+        received: what the launcher receives.
         out, err: print the processes' stdout and stderr.
 
     Raises: OSError if a process cannot be started; then none is left.
     """
 
     def __init__(
-        self, words: Sequence[str], coordinator: str, cores: Sequence[Collection[int]], grace: float,
-        signals: SignalEvents, out: Printer, err: Printer,
-    ):  # fmt: skip
-        self.from_outside, self.out, self.err, self.grace = signals, out, err, grace
-        self.stages = stages_of(words, len(cores)) or [""] * len(cores)
+        self, words: Sequence[str], coordinator: str, given: Namespace, received: Received, out: Printer, err: Printer
+    ):
+        self.received, self.signals, self.out, self.err = received, received.numbers, out, err
+        self.grace = given.grace
+        self.stages = stages_of(words, given.processes) or [""] * given.processes
         self.running, self.readers = dict[int, subprocess.Popen](), list[Thread]()
-        self.signals, self.failed, self.others_stopped = list[int](), None, False
-        self.spoilt: list[Ended] = []  # processes that failed after the launcher received a signal
+        self.failures, self.others_stopped = list[Failure](), False
         self.handed, self.deadline = LET_BE, math.inf
-        common = [*words, "--coordinator", coordinator, "--processes", str(len(cores)), "--process-id"]
+        common = [*words, "--coordinator", coordinator, "--processes", str(given.processes), "--process-id"]
         try:
-            for index, own in enumerate(cores):
+            for index, own in enumerate(given.cores):
                 self.start(index, [*common, str(index)], own)
         except BaseException:
             self.close()
@@ -357,55 +348,41 @@ class Group:
                 stderr=subprocess.PIPE, process_group=0,
             )  # fmt: skip
         self.running[index] = process
-        prefix = f"[{index}] ".encode()
-        readers = [
-            Thread(target=printer.forward, args=(pipe, prefix), daemon=True)
-            for pipe, printer in ((process.stdout, self.out), (process.stderr, self.err))
-        ]
-        self.readers += readers
-        for thread in (*readers, Thread(target=self.watch, args=(index, process.pid), daemon=True)):
-            thread.start()
-
-    def watch(self, index: int, pid: int) -> None:
-        """Waits for the end of a process without reaping it, so that no other process gets its number yet."""
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        self.from_outside.events.put(index)
+        for pipe, printer in ((process.stdout, self.out), (process.stderr, self.err)):
+            self.readers.append(Thread(target=printer.forward, args=(pipe, f"[{index}] "), daemon=True))
+            self.readers[-1].start()
 
     def wait(self) -> None:
         """Returns when all processes have ended, or cannot be ended."""
         while self.running and self.handed != GIVEN_UP:
-            left = None if self.deadline == math.inf else max(0.0, self.deadline - time.monotonic())
-            event = self.from_outside.within(left)
-            if event is None:
+            self.obey_signals()
+            for index in [index for index, process in self.running.items() if has_ended(process.pid)]:
+                self.ended(index)
+            if time.monotonic() > self.deadline:
                 self.harder()
-            elif event < 0:
-                self.received(-event)
-            else:
-                self.ended(event)
+            self.received.pause()
 
-    def received(self, number: int) -> None:
-        before, self.signals = self.signals, [*self.signals, number]
-        if number in IMPATIENT and set(before) & set(IMPATIENT):
+    def obey_signals(self) -> None:
+        """The first signal asks the processes to stop; a second SIGINT or SIGTERM kills them."""
+        if sum(number in IMPATIENT for number in self.signals) > 1 and self.handed < KILLED:
             self.hand(KILLED)
-        elif not before:
-            if self.handed == LET_BE:
-                self.hand(ASKED, self.grace)
-            fact = f"{name_of(number)}: waiting at most {self.grace:g} s for the processes to stop"
+        elif self.signals and self.handed == LET_BE:
+            self.hand(ASKED, self.grace)
+            fact = f"{name_of(self.signals[0])}: waiting at most {self.grace:g} s for the processes to stop"
             self.err.say(f"{fact} (SIGINT or SIGTERM again: at once)")
 
     def ended(self, index: int) -> None:
         """Handles the end of a process. A failure after the first one changes only how much time the others have."""
         process = self.running.pop(index)
         kill_group(process.pid)  # what it has started
-        one = Ended(index, process.pid, process.wait(), self.stages[index])
-        stopped = one.code in STOPPED
+        one = Failure(f"process {index} ({self.stages[index]}pid {process.pid})", process.wait())
         if self.signals:
-            if one.code not in (0, -signal.SIGTERM) and not stopped:
-                self.spoilt.append(one)
+            if one.code not in (0, -signal.SIGTERM) and not one.stopped:
+                self.failures.append(one)
         elif one.code != 0:
-            if self.failed is None:
-                self.failed, self.others_stopped = one, bool(self.running)
-            if stopped and self.handed == LET_BE:
+            if not self.failures:
+                self.failures, self.others_stopped = [one], bool(self.running)
+            if self.handed == LET_BE and one.stopped:
                 self.deadline = min(self.deadline, time.monotonic() + self.grace)
             elif self.handed == LET_BE:
                 self.hand(ASKED)
@@ -437,14 +414,8 @@ class Group:
     def story(self) -> str:
         """What happened, without a full stop. Not for the case that all processes ended with 0."""
         if self.signals:
-            failed = [self.failed] if self.failed else []
-            return "; ".join([f"stopped by {name_of(self.signals[0])}", *map(str, (*failed, *self.spoilt))])
-        assert self.failed is not None
-        others = "; the others were stopped" if self.others_stopped else ""
-        number = STOPPED.get(self.failed.code)
-        if number is None:
-            return f"{self.failed}{others}"
-        return f"process {self.failed.index} (pid {self.failed.pid}) was stopped by {name_of(number)}{others}"
+            return "; ".join([f"stopped by {name_of(self.signals[0])}", *map(str, self.failures)])
+        return f"{self.failures[0]}{'; the others were stopped' if self.others_stopped else ''}"
 
     def __enter__(self) -> "Group":
         return self
@@ -458,6 +429,11 @@ class Group:
         until = time.monotonic() + LAST_LINES_SECONDS
         for reader in self.readers:
             reader.join(max(0.0, until - time.monotonic()))
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended. It is not reaped, so that no other process gets its number yet."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def kill_group(pid: int) -> None:

@@ -150,18 +150,11 @@ def merge_variables(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[st
 
 def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
     """Returns the split as a tuple. Raises BadInput unless it gives K stages of n_blocks blocks, none of them empty."""
-    fact = f"split {','.join(map(str, cuts)) or 'of no numbers'} for K={K} stages of {n_blocks} blocks:"
-    ways = f"Give {K - 1} increasing block numbers in 1..{n_blocks - 1}, or use --split even or balanced."
-    if len(cuts) != K - 1:
-        raise BadInput(f"{fact} {len(cuts)} block numbers where {K - 1} are needed. {ways}")
-    for cut in cuts:
-        if not 0 <= cut <= n_blocks:
-            raise BadInput(f"{fact} there is no block {cut} to begin a stage with. {ways}")
-    for k, (a, b) in enumerate(pairwise((0, *cuts, n_blocks)), start=1):
-        if a == b:
-            raise BadInput(f"{fact} stage k={k} is empty (begins and ends at block {a}). {ways}")
-        if a > b:
-            raise BadInput(f"{fact} not increasing, stage k={k} would run from block {a} back to {b}. {ways}")
+    increasing = all(a < b for a, b in pairwise((0, *cuts, n_blocks)))
+    if len(cuts) != K - 1 or not increasing:
+        fact = f"split {','.join(map(str, cuts)) or 'of no numbers'} for K={K} stages of {n_blocks} blocks"
+        needed = f"{K - 1} increasing block numbers in 1..{n_blocks - 1}"
+        raise BadInput(f"{fact}: these are not {needed}. Use --split even or balanced, or give such numbers.")
     return tuple(cuts)
 
 
@@ -183,8 +176,6 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
         >>> parse("even", "resnet20", K=2, n_blocks=11)
         (5,)
     """
-    if K < 1:
-        raise BadInput(f"K={K}: {name} ({n_blocks} blocks) makes at least 1 stage. Use --K 1..{n_blocks}.")
     if n_blocks < K:
         raise BadInput(
             f"K={K} stages are more than the {n_blocks} blocks of {name}. Use --K 1..{n_blocks} or a deeper model."

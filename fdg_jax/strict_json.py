@@ -5,6 +5,7 @@ stack, integers of thousands of digits, infinity (also as 1e999), and lone surro
 again. If a key occurs twice, it silently takes the last. This package writes none of these.
 """
 
+import itertools
 import json
 import math
 import os
@@ -77,18 +78,14 @@ def check(value: Any) -> None:
     """Raises ValueError if a value is nested too deeply or has text that cannot be encoded."""
     level = [value]
     for _ in range(DEEPEST):
-        level = [each for outer in level if isinstance(outer, dict | list) for each in inner(outer)]
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = list(itertools.chain.from_iterable(inner))
     if level:
         raise ValueError("it is nested too deeply")
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("it has a text that is not Unicode (half of a surrogate pair)") from None
-
-
-def inner(value: dict | list) -> list[Any]:
-    """The values in an object or a list."""
-    return value if isinstance(value, list) else list(value.values())
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

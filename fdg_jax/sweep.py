@@ -155,10 +155,8 @@ def command(one: Combination, folder: Path, program: Program, start: Start) -> l
     alone = Config(**chosen(program.defaults, {name: now[name] for name in one.given}))
     said = {name: value for name, value in now.items() if name in one.given or value != getattr(alone, name)}
     said = {name: own_files.by_path(name, value) for name, value in said.items() if name not in ("run_dir", "resume")}
+    said |= {name: value for name in ("trust_code", "track", "profile") if (value := getattr(start, name))}
     flags = [word for name, value in said.items() for word in words(name, value)]
-    flags += ["--trust-code"] if start.trust_code else []
-    flags += ["--track", start.track] if start.track else []
-    flags += ["--profile", str(start.profile)] if start.profile else []
     return [*program.command.split()[1:], *flags, "--run-dir", str(folder / one.name), "--resume", "auto"]
 
 

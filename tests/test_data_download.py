@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fdg_jax.data import cifar, interruptible
+from fdg_jax.data import cifar
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.sets import auto, cifar10, digits
 from fdg_jax.errors import BadInput
@@ -200,7 +200,7 @@ def test_a_signal_ends_a_download_at_once_and_nothing_of_it_stays(server, tmp_pa
 
     server.answer = answer
     began = time.monotonic()
-    with Signals() as signals, interruptible.by(signals.at_once), pytest.raises(Stopped, match="SIGTERM"):
+    with Signals(), pytest.raises(Stopped, match="SIGTERM"):
         cifar.load(small(SETS[10], **served(CONTENT, server.url)), None)
     assert time.monotonic() - began < 10  # and not the 20 s after which it counts as standing still
     assert leftovers(tmp_path) == []

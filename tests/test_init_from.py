@@ -13,7 +13,7 @@ import fdg_jax
 from fdg_jax import export
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import run_files
-from fdg_jax.training import lifecycle, session
+from fdg_jax.training import lifecycle
 
 NETWORK = "--model resnet8 --dataset digits --batch-size 8 --epochs 1 --no-tensorboard"  # without method, K and split
 OLD = "--beta 0.5 --checkpoint-every 2 --keep 9 --evaluate-every 0 --steps 5"
@@ -44,7 +44,7 @@ def begun(monkeypatch):
         jobs.append(run.job)
         return 0
 
-    monkeypatch.setattr(lifecycle, "tracked", stop)
+    monkeypatch.setattr(lifecycle, "train", stop)
     return jobs
 
 
@@ -118,8 +118,8 @@ def test_another_network_is_told_with_its_numbers(old, tmp_path, capsys):
 def test_a_run_of_another_version_gives_its_weights_and_is_not_resumed(
     old, small, begun, tmp_path, monkeypatch, capsys
 ):
-    now = session.versions()
-    monkeypatch.setattr(session, "versions", lambda: {**now, "jax": "9.9"})
+    now = lifecycle.versions()
+    monkeypatch.setattr(lifecycle, "versions", lambda: {**now, "jax": "9.9"})
     earlier = tmp_path / "earlier"
     shutil.copytree(old / "run", earlier)
     config = run_files.read_json(earlier / "config.json")

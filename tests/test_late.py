@@ -16,6 +16,7 @@ from small import CLASSES, batches, close, cross_entropy, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import BadInput, late, models
+from fdg_jax.errors import NoEffect
 from fdg_jax.machine import programs
 from fdg_jax.optimizers.rotation import rotation
 from fdg_jax.stage.functions import make_apply
@@ -44,8 +45,8 @@ def stage_of(path):
     return int(path.removeprefix("stage")[0])
 
 
-def step(optimizer, params, state, batch):
-    grads = jax.grad(loss)(late.forward_params(params, state), *batch)
+def step(optimizer, params, state, batch, forward=late.forward_params):
+    grads = jax.grad(loss)(forward(params, state), *batch)
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
@@ -209,8 +210,9 @@ def test_while_a_queue_fills_neither_weights_nor_the_optimizers_state_move():
     assert [each.updates for each in late.report(state)] == [0, 0, 4]
 
 
-def test_it_runs_under_jit_scan_vmap_and_donation():
-    optimizer = late.optimizer(recipe(), stage_of, K=K, correct="anticipate", momentum=0.9)
+@pytest.mark.parametrize("asked", [{"correct": "anticipate", "momentum": 0.9}, {"accumulate": 2, "measure": True}])
+def test_it_runs_under_jit_scan_vmap_and_donation(asked):
+    optimizer = late.optimizer(recipe(), stage_of, K=K, **asked)
     expected, _ = trained(optimizer)
     x, labels = (np.stack(arrays) for arrays in zip(*DATA, strict=True))
 
@@ -222,23 +224,57 @@ def test_it_runs_under_jit_scan_vmap_and_donation():
     params, _ = run(params, optimizer.init(params), x, labels)
     close(params, expected, rtol=0, atol=1e-6)
     two = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), FIRST)
-    both, _ = jax.vmap(run, in_axes=(0, 0, None, None))(two, jax.vmap(optimizer.init)(two), x, labels)
+    both, states = jax.vmap(run, in_axes=(0, 0, None, None))(two, jax.vmap(optimizer.init)(two), x, labels)
     close(jax.tree.map(lambda leaf: leaf[0], both), expected, rtol=0, atol=1e-6)
+    assert late.report(states)[0].staleness.tolist() == [late.report(trained(optimizer)[1])[0].staleness] * 2
 
 
-def test_queues_are_sharded_like_their_parameters():
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    params = {"stage1": jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, PartitionSpec("data")))}
-    optimizer = late.optimizer(recipe(), stage_of, delay=[3])
-    state = optimizer.init(params)
-    ring = state.stages[0].line.grads["stage1"]
-    assert ring.sharding.spec == PartitionSpec(None, "data")
-    _, state = jax.jit(optimizer.update)(params, state, params)
-    assert state.stages[0].line.grads["stage1"].sharding.is_equivalent_to(ring.sharding, 3)
+def test_a_program_of_one_optimizer_is_not_used_for_another():
+    drain = jax.jit(late.drain)
+    for rate in (0.1, 0.001):
+        params, state = trained(late.optimizer(optax.sgd(rate), stage_of, K=K))
+        close(drain(params, state)[0], late.drain(params, state)[0], rtol=0, atol=1e-6)
 
 
-def test_files_hold_its_state(tmp_path):
-    optimizer = late.optimizer(optax.adam(0.01), stage_of, K=K, accumulate=2)
+def test_parameters_that_are_hidden_from_it_stay():
+    asked = {"correct": "anticipate", "momentum": 0.9}
+    frozen = {name: name == "stage1" for name in FIRST}
+    train = {name: not each for name, each in frozen.items()}
+    optimizer = optax.chain(
+        optax.masked(optax.set_to_zero(), frozen), optax.masked(late.optimizer(recipe(), stage_of, K=K, **asked), train)
+    )
+    with pytest.warns(NoEffect, match="stage k=1 has no parameters"):
+        params, state = late.drain(*trained(optimizer))
+    close(params["stage1"], FIRST["stage1"], rtol=0)
+    assert [each.updates for each in late.report(state)] == [9, 9, 9]
+    assert not np.array_equal(params["stage2"]["Dense_0"]["bias"], FIRST["stage2"]["Dense_0"]["bias"])
+
+
+def test_weights_of_a_schedule_free_optimizer_are_evaluated_at_their_average():
+    optimizer = late.optimizer(optax.contrib.schedule_free_sgd(0.1), stage_of, method="bp", K=K)
+    alone, params, state = optax.contrib.schedule_free_sgd(0.1), *trained(optimizer)
+    same, own = trained(alone, step=lambda _, params, state, batch: step(alone, params, state, batch, lambda p, _: p))
+    expected = optax.contrib.schedule_free_eval_params(own, same)
+    close(late.evaluated_params(params, state), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_queues_are_sharded_like_their_parameters(kind):
+    axes = (getattr(jax.sharding.AxisType, kind),)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
+    expected = NamedSharding(mesh, PartitionSpec(None, "data"))
+    optimizer = late.optimizer(recipe(), stage_of, delay=[3], measure=True)
+    with jax.set_mesh(mesh):
+        params = {"stage1": jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, PartitionSpec("data")))}
+        state = optimizer.init(params)
+        for _ in range(2):
+            assert state.stages[0].line.grads["stage1"].sharding.is_equivalent_to(expected, 3)
+            _, state = jax.jit(optimizer.update)(params, state, params)
+
+
+@pytest.mark.parametrize("asked", [{"accumulate": 2}, {"correct": "dc_asgd,rate", "beta": 0.5, "learning_rate": 0.01}])
+def test_files_hold_its_state(asked, tmp_path):
+    optimizer = late.optimizer(optax.adam(0.01), stage_of, K=K, **asked)
     params, state = trained(optimizer, data=DATA[:5])
     expected, _ = trained_on(optimizer, params, state)
     as_bytes = serialization.from_bytes(optimizer.init(params), serialization.to_bytes(state))
@@ -282,6 +318,8 @@ def test_a_train_state_and_an_nnx_optimizer_take_it():
     for x, labels in DATA:
         grads = nnx.grad(lambda network, x=x, labels=labels: cross_entropy(network(x), labels))(network)
         holder.update(network, grads)
+    params, _ = late.drain(nnx.as_pure(nnx.state(network, nnx.Param)), nnx.as_pure(holder.opt_state))
+    assert jax.tree.leaves(params)[0].shape == (CLASSES,)
     for k in range(1, K + 1):
         kernel = getattr(network, f"stage{k}").kernel[...]
         np.testing.assert_allclose(kernel, expected[f"stage{k}"]["Dense_0"]["kernel"], rtol=0, atol=1e-6)
@@ -304,6 +342,10 @@ def used(optimizer, state, *params):
     return optimizer.update(FIRST, state, *params)
 
 
+def serialized(written, reader):
+    return serialization.from_bytes(reader.init(FIRST), serialization.to_bytes(written.init(FIRST)))
+
+
 AHEAD = {"correct": "anticipate", "momentum": 0.9}
 WRONG = {
     "no stage": (lambda: made(lambda path: None).init(FIRST), "stage1/Dense_0/bias has no stage"),
@@ -314,8 +356,14 @@ WRONG = {
     "t2": (lambda: made(correct="t2"), "correction t2 takes gradients at weights that the forward pass did not have"),
     "method": (lambda: made(method="dgl"), "method dgl is not BP with late gradients"),
     "K": (lambda: made(K=None), "K=None"),
-    "delay": (lambda: made(K=None, delay=[1, -1]), "delay has -1"),
+    "negative": (lambda: made(K=None, delay=[1, -1]), "delay has -1"),
     "momentum": (lambda: made(correct="anticipate"), "Add momentum="),
+    "delay": (lambda: made(K=None, delay=2), "delay=2. Give a list"),
+    "two delays": (lambda: made(K=None, delay=[1, 0], order="forward-first"), "both say how late"),
+    "dtype": (lambda: made(dtype="int8"), "dtype='int8' holds no gradients"),
+    "weights": (lambda: made(weights="curent"), "weights='curent' is not known"),
+    "queues": (lambda: used(made(), serialized(made(K=None, delay=[4, 1, 0]), made()), FIRST), "4 gradients, not 3"),
+    "behind": (lambda: late.drain(FIRST, optax.chain(made(), optax.scale(2)).init(FIRST)), "stands behind late"),
     "state": (lambda: used(made(), made(delay=[1, 1, 0]).init(FIRST), FIRST), "delays (1, 1, 0), and this one has"),
     "no params": (lambda: used(made(), made().init(FIRST)), "needs the parameters"),
     "forward": (lambda: used(made(**AHEAD), made(**AHEAD).init(FIRST), FIRST), "late.forward_params(params, state)"),

@@ -4,15 +4,16 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from types import SimpleNamespace
 
 import jax
 import pytest
 from launched import CHILD, ROOT, Launched
 
-from fdg_jax import launch
-from fdg_jax.launch import lines, main, shares, stages_of
+from fdg_jax.launch import Printer, main, shares, stages_of
 from fdg_jax.transport import devices
 
 # What the processes are given and what they print
@@ -52,11 +53,17 @@ def test_every_process_gets_its_flags_and_every_line_its_process():
         ([b"\n", b"\xff"], [b"", b"\xff"]),
     ],
 )
-def test_lines_are_whole_however_they_arrive(arrived, expected, monkeypatch):
-    left = [*arrived, b""]
-    monkeypatch.setattr(launch.os, "read", lambda *_: left.pop(0))
-    with Path(os.devnull).open("rb") as pipe:
-        assert list(lines(pipe)) == expected
+def test_lines_are_whole_however_they_arrive(arrived, expected, tmp_path):
+    read, write = os.pipe()
+    with (tmp_path / "out").open("w+b") as out, os.fdopen(read, "rb") as pipe, ThreadPoolExecutor(1) as pool:
+        forwarded = pool.submit(Printer(SimpleNamespace(buffer=out), Lock()).forward, pipe, "[0] ")
+        for piece in arrived:
+            os.write(write, piece)
+            time.sleep(0.01)
+        os.close(write)
+        forwarded.result()
+        out.seek(0)
+        assert out.read() == b"".join(b"[0] " + line + b"\n" for line in expected)
 
 
 def test_processes_go_on_without_a_reader_of_their_output(tmp_path):

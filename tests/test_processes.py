@@ -10,7 +10,7 @@ from cifar_processes import QUICK, printed
 
 import fdg_jax
 from fdg_jax.errors import BadInput
-from fdg_jax.transport import agreement, exchange
+from fdg_jax.transport import across_processes, notices
 
 CHILD = Path(__file__).with_name("process_child.py")
 
@@ -92,7 +92,7 @@ def test_processes_that_were_started_differently_are_refused(tmp_path):
     ],
 )
 def test_the_first_difference_is_named_with_both_values(found, fact):
-    assert agreement.first_difference(found) == fact
+    assert notices.first_difference(found) == fact
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_what_cannot_be_joined_is_refused(arguments, fact):
 
 def test_what_is_gathered_comes_out_as_it_went_in():
     arrays = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.zeros((0, 4)), "c": np.float32(2.5)}
-    listed, content = exchange.packed(arrays)
-    found = exchange.unpacked(json.loads(listed), content)
+    listed, content = across_processes.packed(arrays)
+    found = across_processes.unpacked(json.loads(json.dumps(listed)), content)
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == np.asarray(array).dtype and found[name].shape == np.shape(array)

@@ -43,7 +43,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli": ("errors", "machine", "data", "config_file", *CONFIGURED),
     "checks": (*BELOW_STAGES, "data", "schedule", "stage", "split", "block_times", *CONFIGURED),
     "pages": (),
-    "explorer": ("errors", "options", "schedule", "methods", "checks", "pages"),
+    "explorer": ("errors", "strict_json", "options", "schedule", "methods", "checks", "pages"),
     "api": ("recipe", *BELOW_API),
     "late": ("errors", "stage", "checks", *CONFIGURED),
     "runs": (*FILES, "machine", "data", "split", "stage", "checks", *CONFIGURED),

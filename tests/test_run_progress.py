@@ -11,7 +11,7 @@ from fdg_jax.report import report_page
 from fdg_jax.runs import run_files
 from fdg_jax.runs.progress import per_second
 from fdg_jax.training import lifecycle
-from fdg_jax.training.record import Diverged, Record, RunLog
+from fdg_jax.training.record import Diverged, Record
 
 
 def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
@@ -38,8 +38,12 @@ def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
         clock[0] += 1
         pace.finished(10)
     assert pace.now() == 10
-    pace.compiled()
+    assert pace.mean() == pytest.approx((6 * 64 + 200) / 26)  # of the first 64 it is not known how long they took
+    pace.forget()  # something may have compiled
     assert pace.now() is None
+    clock[0] += 100
+    pace.finished(64)
+    assert pace.mean() == pytest.approx((6 * 64 + 200) / 26)
 
 
 def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_what_is_open(tmp_path):
@@ -74,8 +78,9 @@ def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
     record.open(tmp_path, tensorboard=False)
     record.entered(1, 32)
     record.losses([Metrics(1, 1.0)])
-    assert record.per_second() is None
-    record.timed(32, 0.5)
+    assert record.speed.mean() is None
+    record.speed.timed_units, record.speed.timed_seconds = 32, 0.5
+    record.speed.forget()
     record.entered(1, 32)
     record.losses([Metrics(2, 1.0)])
     record.close()
@@ -86,15 +91,17 @@ def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
 
 
 def test_tensorboards_curves_end_where_they_cannot_be_written_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
-    log = RunLog(tmp_path, step=3, tensorboard=True)
-    log.append({"step": 4}, {"train/loss": 1.5, "test/loss": None})
+    log = Record(examples=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
+    log.step = 3
+    log.open(tmp_path, tensorboard=True)
+    log.write({"step": 4}, {"train/loss": 1.5, "test/loss": None})
     (file,) = (tmp_path / "tensorboard").iterdir()
     content = file.read_bytes()
     assert b"train/loss" in content and b"test/loss" not in content  # there at once
     full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(log.board.clients["TensorBoard"].writer, "flush", full)
     for step in range(5, 50):
-        log.append({"step": step}, {"train/loss": 1.0})
+        log.write({"step": step}, {"train/loss": 1.0})
     log.close()
     assert full.call_count == 1
     err = capsys.readouterr().err

@@ -17,16 +17,25 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import reading, run_files, thinning
-from fdg_jax.training import command, lifecycle, loop, session
+from fdg_jax.training import command, lifecycle, loop, policies
 from fdg_jax.training.processes import Peers
-from fdg_jax.training.record import Record, Run, RunLog
+from fdg_jax.training.record import Record, Run
+
+
+def a_record(run=None, lines=0) -> Record:
+    """A record; with a run directory, its files are open."""
+    made = Record(128, 32, 10, np.ones(8))
+    made.lines = lines
+    if run:
+        made.open(run, tensorboard=False)
+    return made
 
 
 def test_metrics_are_on_disk_line_by_line(tmp_path):
-    log = RunLog(tmp_path)
-    log.append({"step": 1, "train_loss": 2.0})
+    log = a_record(tmp_path)
+    log.write({"step": 1, "train_loss": 2.0})
     assert run_files.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "train_loss": 2.0}]
-    log.append({"step": 2, "train_loss": float("nan")})
+    log.write({"step": 2, "train_loss": float("nan")})
     assert run_files.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
     assert log.lines == 2
     log.close()
@@ -54,8 +63,8 @@ def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tm
 def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    log = RunLog(tmp_path, 2)
-    log.append({"step": 3, "again": True})
+    log = a_record(tmp_path, lines=2)
+    log.write({"step": 3, "again": True})
     log.close()
     assert [event["step"] for event in run_files.read_metrics(path)] == [1, 2, 3]
     assert log.lines == 3
@@ -184,30 +193,29 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     before = Record(128, 32, 10, job.learning_rates)
     before.open(tmp_path, tensorboard=False)
     before.entered(stood or 0, 0)
-    found = ({}, before.state(), session.versions())
+    found = ({}, before.state(), policies.versions())
     monkeypatch.setattr(run_checkpoints, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(loop.Loop, "train", lambda self: None)
     monkeypatch.setattr(loop.Loop, "finish", lambda self: ("", ""))
-    session.train(session.begin(job, tmp_path, resume=True), Signals())
+    lifecycle.session(lifecycle.begin(job, tmp_path, resume=True), Signals())
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2
     with pytest.raises(BadInput, match="--steps 2: the run stands at batch 3") if stood else nullcontext():
-        session.begin(job, tmp_path, resume=True)
+        lifecycle.begin(job, tmp_path, resume=True)
 
 
 def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
     dataset, restored = images(), SimpleNamespace(restore=lambda state: None)
     job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=restored, dataset=dataset)
-    record = Record(128, 32, 10, np.ones(8))
-    record.log = SimpleNamespace(lines=0)
-    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
+    record = a_record()
+    about = policies.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
     with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
-        session.begin_again(job, record, {}, record.state(), about)
+        lifecycle.begin_again(job, record, {}, record.state(), about)
     with pytest.raises(BadInput, match="damaged: its options are \\[1\\]"):
-        session.begin_again(job, record, {}, record.state(), {**about, "options": [1]})
+        lifecycle.begin_again(job, record, {}, record.state(), {**about, "options": [1]})
     about["options"].pop("momentum")  # of a version that did not have it; steps may change
-    session.begin_again(job, record, {}, record.state(), about)
+    lifecycle.begin_again(job, record, {}, record.state(), about)
 
 
 @pytest.mark.parametrize("entry", [
@@ -215,8 +223,7 @@ def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
     {"error": np.zeros(0)}, {"unread/x": np.zeros(1)}, {"images": None},
 ])  # fmt: skip
 def test_numbers_of_a_checkpoint_that_are_none_are_refused(entry):
-    record, [name] = Record(128, 32, 10, np.ones(8)), entry
-    record.log = SimpleNamespace(lines=0)
+    record, [name] = a_record(), entry
     record.restore(state := record.state())
     with pytest.raises(BadInput, match=f"the checkpoint.*{name.partition('/')[0]}"):
         record.restore({n: value for n, value in {**state, **entry}.items() if value is not None})
@@ -224,11 +231,8 @@ def test_numbers_of_a_checkpoint_that_are_none_are_refused(entry):
 
 def test_lines_that_a_resumed_run_has_lost_are_told(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    record = Record(128, 32, 10, np.ones(8))
     for lines, said in ((1, ""), (3, "metrics.jsonl has 1 of the 3 lines that it had at the checkpoint")):
-        record.lines = lines
-        record.open(tmp_path, tensorboard=False)
-        record.close()
+        a_record(tmp_path, lines).close()
         assert said in (err := capsys.readouterr().err) and bool(err) == bool(said)
 
 

@@ -14,7 +14,7 @@ from fdg_jax.recipe import paper_schedule
 from fdg_jax.report import curves, options_part, report_page, results
 from fdg_jax.runs import incidents, run_files
 from fdg_jax.training.job import learning_rates
-from fdg_jax.training.record import RunLog
+from fdg_jax.training.record import Record
 
 
 def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):
@@ -25,11 +25,12 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
     run_files.write_json(tmp_path / "config.json", {**config, **changed})
     report_page.write(tmp_path)
     assert "Training loss over epochs: nothing measured." in (tmp_path / "report.html").read_text()
-    log = RunLog(tmp_path)
+    log = Record(50, 1, 1, np.ones(50))
+    log.open(tmp_path, tensorboard=False)
     for step in range(1, 200):
         rates = {"learning_rate": 0.1, "images_per_second": 9.0}
-        log.append({"step": step, "epoch": step / 50, "train_loss": 3 / step, **rates})
-    log.append({"step": 199, "epoch": 3.98, "test_loss": 0.1, "test_error_percent": 12.34})
+        log.write({"step": step, "epoch": step / 50, "train_loss": 3 / step, **rates})
+    log.write({"step": 199, "epoch": 3.98, "test_loss": 0.1, "test_error_percent": 12.34})
     log.close()
     report_page.write(tmp_path)
     page = (tmp_path / "report.html").read_text()

@@ -15,7 +15,7 @@ from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.machine import jax_settings
-from fdg_jax.training import session
+from fdg_jax.training.job import check_data
 
 
 def one_image_more(images):
@@ -29,13 +29,13 @@ def small():
 
 def test_other_data_are_refused_and_a_checkpoint_that_does_not_know_its_data_is_told(capsys):
     now = small()
-    session.check_data(now, {"data": now.fingerprint}, "--resume")
+    check_data(now, {"data": now.fingerprint}, "--resume")
     assert capsys.readouterr().err == ""
     other = fingerprint.of(now._replace(train_labels=now.train_labels[::-1]))
     with pytest.raises(BadInput, match=r"--resume: digits is not the data set .*: other labels or another order"):
-        session.check_data(now, {"data": other}, "--resume")
+        check_data(now, {"data": other}, "--resume")
     for about in ({}, {"data": {**other, "format": 0}}):
-        session.check_data(now, about, "--resume")
+        check_data(now, about, "--resume")
         err = capsys.readouterr().err
         assert err.startswith("warning: the newest checkpoint does not say which images") and err.count("\n") == 1
 

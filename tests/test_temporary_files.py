@@ -1,36 +1,39 @@
 """What killed processes left under temporary names is swept away."""
 
 import os
-import subprocess
 import time
 
 import pytest
 
-from fdg_jax import durable
+from fdg_jax.durable import replacing
 
 
-@pytest.mark.parametrize(("dead", "age", "stays"), [(True, 120, False), (True, 5, True), (False, 120, True)])
-def test_what_a_killed_process_of_this_machine_left_is_removed_after_a_minute(dead, age, stays, tmp_path):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    process = ended.pid if dead else os.getpid()
-    archive = tmp_path / "archive"
-    first = f".archive.{durable.host()}-{process}-1.tmp"
-    left = [tmp_path / first, tmp_path / f".{first}.{durable.host()}-{process}-2.tmp"]
-    then = time.time() - age
-    for file in left:
-        file.write_text("")
-        os.utime(file, (then, then))
-    durable.temporary_beside(archive)
-    assert [file.exists() for file in left] == [stays, stays]
+def left_behind(path, hours):
+    """A temporary file of a process that was killed so many hours ago."""
+    with pytest.raises(KeyboardInterrupt), replacing(path) as left:
+        raise KeyboardInterrupt
+    left.write_text("")
+    os.utime(left, (time.time() - 3600 * hours,) * 2)
+    return left
 
 
-def test_the_names_that_are_swept_are_those_that_are_given(tmp_path):
-    first = durable.temporary_beside(tmp_path / "archive")
-    second = durable.temporary_beside(first)
-    long_ago = time.time() - 25 * 3600
-    for file in (first, second):
-        file.write_text("")
-        os.utime(file, (long_ago, long_ago))
-    durable.temporary_beside(tmp_path / "archive")
-    assert list(tmp_path.iterdir()) == []
+def test_what_a_killed_process_left_is_removed_after_a_day_when_the_file_is_written_next(tmp_path):
+    new, other = left_behind(tmp_path / "a", 1), left_behind(tmp_path / "b", 25)
+    old = left_behind(tmp_path / "a", 25)
+    with replacing(tmp_path / "a") as temporary:
+        temporary.write_text("whole")
+        assert not (tmp_path / "a").exists()
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "a", new, other]) and not old.exists()
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_and_what_was_there_stays(tmp_path):
+    (tmp_path / "a").write_text("before")
+
+    def fail():
+        with replacing(tmp_path / "a") as temporary:
+            temporary.write_text("half")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "before")]

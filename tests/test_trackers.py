@@ -5,12 +5,13 @@ import importlib.util
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import trackers
-from fdg_jax.training.record import RunLog
+from fdg_jax.training.record import Record
 
 CONFIG = {name: field.default for name, field in FIELDS.items()} | {"versions": {"jax": "0"}, "devices": ["cpu:0"]}
 WANDB = """
@@ -56,10 +57,18 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
+def opened(run, found, lines=0, step=0, tensorboard=False) -> Record:
+    """The open record of a run that stands at a checkpoint, with these trackers."""
+    made = Record(64, 32, 1, np.ones(2))
+    made.lines, made.step, made.trackers = lines, step, found
+    made.open(run, tensorboard)
+    return made
+
+
 def test_a_tracker_gets_the_options_the_curves_and_the_results(wandb, run):
     found = trackers.opened("wandb", run, CONFIG, resumed=False)
-    log = RunLog(run, 0, 0, False, found)
-    log.append({"step": 2}, {"train/train_loss": 1.5, "train/images_per_second": None})
+    log = opened(run, found)
+    log.write({"step": 2}, {"train/train_loss": 1.5, "train/images_per_second": None})
     log.close()
     (run / "summary.json").write_text(json.dumps({"test_error_percent": 7.5, "staleness": [1, 0]}))
     found.finish(run, 0)
@@ -90,9 +99,9 @@ def test_no_curve_gets_a_point_twice_from_a_run_that_is_killed_and_resumed(wandb
     monkeypatch.setattr(writer, lambda _, event: points.append(event))
     for number, session in enumerate(sessions):
         found = trackers.opened(None if number else "wandb", run, CONFIG, resumed=number > 0)
-        log = RunLog(run, 1 if number else 0, 2 if number else 0, True, found)
+        log = opened(run, found, 1 if number else 0, 2 if number else 0, tensorboard=True)
         for step, event in session:
-            log.append({"step": step, **event}, {name.replace("_", "/", 1): value for name, value in event.items()})
+            log.write({"step": step, **event}, {name.replace("_", "/", 1): value for name, value in event.items()})
         log.close()
     sent = [each for each in wandb if each[0] != "begun"]
     assert [step for step, values in sent if "train/loss" in values] == [1, 2, 3, 5, 7]

@@ -1,4 +1,4 @@
-"""What every transport owes (fdg_jax.transport.interface): tests/test_transport.py runs `transport_contract.py K`.
+"""What every transport owes (fdg_jax.transport.in_process): tests/test_transport.py runs `transport_contract.py K`.
 
 The launcher adds flags where there are several processes. All of them make the same calls. Each checks what comes out
 in it, and prints as JSON which stages it has and which messages it was told of.

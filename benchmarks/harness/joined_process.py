@@ -23,8 +23,8 @@ from benchmarks.harness.side_specs import ONE_THREAD, Side
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import compile_cache
 from fdg_jax.training.processes import JoinedPeers
+from fdg_jax.transport.across_processes import copy, put
 from fdg_jax.transport.devices import is_here
-from fdg_jax.transport.exchange import copy, put
 from fdg_jax.transport.notices import Notices
 
 LEAVING_SECONDS = 5  # for the others to leave as well

@@ -17,9 +17,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,23 +49,23 @@ class NotFinite(Exception):
         self.step, self.lasting = step, lasting
 
 
-class Processes(Protocol):
-    """The processes of a training (fdg_jax.training.processes)."""
+class Processes:
+    """The processes of a training: here only this one. Those of several are in fdg_jax.training.processes.
 
-    process: int
-    processes: int
-
-    def all_gather(self, value: Any, name: str = "") -> list[Any]:
-        """Sends a value to all processes, and returns that of each."""
-        ...
-
-
-class Alone:
-    """A training in one process."""
+    process: the number of this process, from 0. processes: how many there are.
+    """
 
     process, processes = 0, 1
 
     def all_gather(self, value: Any, name: str = "") -> list[Any]:
+        """Sends a JSON value to all processes, and waits for the values of all.
+
+        Arguments:
+            value: this process's value.
+            name: the name of this exchange, if a thread makes it; other exchanges are numbered.
+
+        Returns: the values of the processes 0, 1, ...
+        """
         return [value]
 
 
@@ -92,13 +92,13 @@ class Saver:
         flush: Callable[[], None] = lambda: None,
         peers: Processes | None = None,
     ):
-        self.root, self.about, self.keep, self.flush, self.peers = root, about, keep, flush, peers or Alone()
+        self.root, self.about, self.keep, self.flush, self.peers = root, about, keep, flush, peers or Processes()
         self.run = os.stat(root.parent)
         self.best: int | None = None
-        self.thread: Thread | None = None
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None  # the newest checkpoint
         self.step = -1  # of the newest call of `save`
         self.saves = 0  # number of calls of `save`
-        self.failure: Exception | None = None
 
     def save(
         self,
@@ -120,45 +120,41 @@ class Saver:
         """
         self.wait()
         self.step, self.saves = step, self.saves + 1
-        self.thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
-        try:
-            self.thread.start()
-        except RuntimeError as error:  # the system has no more threads for us
-            self.thread, self.failure = None, not_written(step, error)
+        self.writing = self.thread.submit(self.write, step, state, loop, refused, best)
 
     def has_failed(self) -> bool:
         """Whether a checkpoint has failed since the last `wait`. Does not wait."""
-        return self.failure is not None and (self.thread is None or not self.thread.is_alive())
+        return self.writing is not None and self.writing.done() and self.writing.exception() is not None
 
     def wait(self) -> None:
         """Waits until nothing is being written. Raises SaveFailed or NotFinite if a checkpoint has failed."""
         self.close()
-        self.thread, failure, self.failure = None, self.failure, None
-        if failure is not None:
+        writing, self.writing = self.writing, None
+        if writing and (failure := writing.exception()):
             self.step = -1
             raise failure
 
     def close(self) -> None:
         """Waits for the checkpoint under way, so that nothing is left half written. Raises nothing."""
-        if self.thread is not None:
-            self.thread.join()
+        if self.writing:
+            wait([self.writing])
 
     def write(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
-        """The thread: writes a checkpoint and records a failure."""
+        """The thread: writes a checkpoint. Raises SaveFailed, NotFinite."""
         folder.quiet_orbax()
         try:
             self.write_now(step, state, loop, refused)
-            self.best = step if best else self.best
-            if self.peers.process == 0:
-                self.prune()
-        except NotFinite as error:
-            self.failure = error
+        except NotFinite:
+            raise
         except Exception as error:  # also one of Orbax, which wraps the system's errors
-            self.failure = not_written(step, error)
             if self.peers.process == 0:
                 sweep(self.root, SWEEPS)
+            raise not_written(step, error) from error
+        self.best = step if best else self.best
+        if self.peers.process == 0:
+            self.prune()
 
     def write_now(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None

@@ -32,9 +32,10 @@ HASH = "parameters_sha256"
 WEIGHTS, PIPELINE = "fdg_jax weights 1", "fdg_jax pipeline 1"
 READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
 OWN = ("format", "sha256", "containers", "dtypes")  # the entries of the header that `write` makes, and `read` relies on
+STATE = "state/"  # before the names of the exact state's arrays
 KEY = "key "  # before the name of a random key's implementation
-# The format's names of NumPy's dtypes. JAX adds those that NumPy itself lacks, such as bfloat16.
 CHUNK = 2**20  # bytes that are read at once
+# The format's names of NumPy's dtypes. JAX adds those that NumPy itself lacks, such as bfloat16.
 DTYPES = {
     "BOOL": "bool",
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -132,12 +133,8 @@ def save(
     about: Mapping[str, Any],
 ) -> None:
     """Writes a pipeline: what `load` reads. Raises BadInput and OSError as `write` does."""
-    arrays, containers = {f"state/{name}": value for name, value in state.items()}, {}
-    for k, stage in enumerate(variables, 1):
-        own_arrays, own_containers = flattened(stage, f"stage/{k}")
-        arrays |= own_arrays
-        containers |= own_containers
-    write(path, PIPELINE, arrays, containers, about)
+    arrays, containers = flattened({"stage": {str(k): stage for k, stage in enumerate(variables, 1)}})
+    write(path, PIPELINE, {**arrays, **{STATE + name: value for name, value in state.items()}}, containers, about)
 
 
 def load(path: str | os.PathLike[str]) -> Saved:
@@ -161,20 +158,13 @@ def load(path: str | os.PathLike[str]) -> Saved:
     if not re.fullmatch("[1-9][0-9]{0,4}", K):
         fact = f"{path} is damaged: its header says K={K[:20]!r}, which is no number of stages"
         raise BadInput(f"{fact}. Write it again.")
-    state: dict[str, Any] = {}
-    stages: dict[str, tuple[dict, dict]] = {str(k): ({}, {}) for k in range(1, int(K) + 1)}
-    for number, named in enumerate((arrays, containers)):
-        for name, value in named.items():
-            kind, k, rest = (*name.split("/", 2), "", "")[:3]
-            if name.startswith("state/") and not number:
-                state[name.removeprefix("state/")] = value
-            elif kind == "stage" and k in stages:
-                stages[k][number][rest] = value
-            else:
-                raise BadInput(f"{path} is damaged: it holds {name[:40]!r}, which no pipeline of {K} stages has.")
-    for _, own_containers in stages.values():
-        own_containers.pop("", None)  # the stage itself, if it has no variables
-    return Saved(state, [unflattened(path, *own) for own in stages.values()], about)
+    state = {name.removeprefix(STATE): arrays.pop(name) for name in list(arrays) if name.startswith(STATE)}
+    tree, wanted = unflattened(path, arrays, containers), [str(k) for k in range(1, int(K) + 1)]
+    stages = tree.pop("stage", None)
+    if tree or not isinstance(stages, dict) or stages.keys() != {*wanted}:
+        held = min(tree, default="other stages")
+        raise BadInput(f"{path} is damaged: it holds {held[:40]!r}, which no pipeline of {K} stages has.")
+    return Saved(state, [stages[k] for k in wanted], about)
 
 
 def write(

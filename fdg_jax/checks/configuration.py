@@ -35,7 +35,7 @@ from fdg_jax.stage.precision import precision
 from fdg_jax.stage.shapes import describe, shape_of
 from fdg_jax.stage.stage import Stage
 from fdg_jax.stage.tracing import trace_forward, trace_or_refuse
-from fdg_jax.transport import agreement
+from fdg_jax.transport import notices
 from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
 
 Tree = Any
@@ -156,7 +156,7 @@ class Configuration:
         self.example, self.sizes = example, {tuple(leaf.shape for leaf in jax.tree.leaves(example))}
         no_effect.warn(self.plan, self.momentum, self.optimizers[0], shapes.stages[0].params)
         if not all_here(self.places):
-            agreement.check_same(self.settings(key, specs))
+            notices.check_same(self.settings(key, specs))
         return specs, example
 
     def check_size(self, batch: Batch) -> None:

@@ -94,7 +94,12 @@ def plan(
     check_weights(weights, kinds, schedule)
     check_engine(engine, weights, found)
     again, other = recomputing(remat, K), found.other_weights(schedule, weights)
-    check_remat(again, other)
+    for k in sorted(again):
+        if other[k - 1]:  # that would be the method FR
+            raise BadInput(
+                f"remat cannot compute the activations of stage k={k} again: with {other[k - 1]} its backward pass has "
+                "other weights than they were computed with. Leave one of the two out."
+            )
     return Plan(found, corrected, schedule, weights, of_stages, again, other)
 
 
@@ -165,25 +170,6 @@ def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
     if wrong:
         raise BadInput(f"remat {remat!r}: there is no stage k={wrong[0]}. With K={K} use numbers from 1 to {K}.")
     return frozenset(stages)
-
-
-def check_remat(stages: frozenset[int], other: Sequence[str]) -> None:
-    """Refuses to recompute activations at other weights than those of the forward pass, which is the method FR.
-
-    Arguments:
-        stages: the stages that recompute.
-        other: for k = 1..K, the option that makes a backward pass use other weights than the forward pass; "" if none
-            does.
-
-    Raises:
-        BadInput: a stage recomputes and uses other weights.
-    """
-    for k in sorted(stages):
-        if other[k - 1]:
-            raise BadInput(
-                f"remat cannot compute the activations of stage k={k} again: with {other[k - 1]} its backward pass has "
-                "other weights than they were computed with. Leave one of the two out."
-            )
 
 
 def check_schedule(method: Method, schedule: Schedule) -> None:

@@ -81,7 +81,7 @@ class Correction(NamedTuple):
         """The stage's optimizer with what the correction adds to it."""
         import optax
 
-        own = optax.named_chain((OF_OPTIMIZER, optimizer)) if self.optimizer else optimizer
+        own = named(optimizer) if self.optimizer else optimizer
         chain = optax.chain(self.before or optax.identity(), own)
         return self.optimizer(chain) if self.optimizer else chain
 
@@ -91,6 +91,19 @@ class Correction(NamedTuple):
 
 
 NONE = Correction()
+
+
+def named(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer with its state in a dictionary, under OF_OPTIMIZER."""
+    import optax
+
+    chain = optax.with_extra_args_support(optimizer)
+
+    def update(updates: Tree, state: Tree, params: Tree = None, **extra: Any) -> tuple[Tree, Tree]:
+        updates, own = chain.update(updates, state[OF_OPTIMIZER], params, **extra)
+        return updates, {OF_OPTIMIZER: own}
+
+    return optax.GradientTransformationExtraArgs(lambda params: {OF_OPTIMIZER: chain.init(params)}, update)
 
 
 class CorrectionSpec(NamedTuple):

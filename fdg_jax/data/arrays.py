@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fdg_jax.data.directories import list_directory
-from fdg_jax.durable import make_private, temporary_beside
+from fdg_jax.durable import make_private, replacing
 from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.output import say
 
@@ -57,14 +57,8 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
 
 def write(path: Path, arrays: Arrays, source: str = "") -> None:
     """Writes a file completely or not at all. source: what the arrays were made from. Raises OSError."""
-    temporary = temporary_beside(path)
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, source=np.array(source), checksum=np.array(digest(arrays)), **arrays._asdict())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):  # if writing fails, removing may fail, too
-            temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, source=np.array(source), checksum=np.array(digest(arrays)), **arrays._asdict())
 
 
 def read(path: Path, source: str = "") -> Arrays | None:

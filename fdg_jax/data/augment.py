@@ -8,7 +8,7 @@ the same to the last bit if a run is repeated, resumed, or computed by another e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,7 @@ from fdg_jax.data.order import check_seed
 from fdg_jax.data.order import epoch_order as epoch_order  # so that users find it with the transforms
 
 
-class Images(Protocol):
-    """The facts about images that transforms need; a `Dataset` or a `Stream` has them."""
-
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-    @property
-    def std(self) -> tuple[float, ...]: ...
-    @property
-    def pad(self) -> int: ...
-    @property
-    def flip(self) -> bool: ...
-
-
-def train_transform(
-    meta: Images, seed: int
-) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
+def train_transform(meta: Any, seed: int) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of training images.
 
     Each image is padded by `meta.pad` black pixels on each side, cropped to its size at a random place, mirrored with
@@ -41,7 +26,7 @@ def train_transform(
     ResNet's CIFAR recipe: zero padding of 4, before normalisation.
 
     Arguments:
-        meta: the data set.
+        meta: the data set, a fdg_jax.data.source.Source of images.
         seed: 0 .. 2**32-1.
 
     Returns: f(images [B, H, W, C] uint8, step int32 scalar) -> [B, H, W, C] float32.
@@ -76,11 +61,11 @@ def train_transform(
     return transform
 
 
-def test_transform(meta: Images) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+def test_transform(meta: Any) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of test images: (image/255 - mean) / std for each channel.
 
     Arguments:
-        meta: the data set.
+        meta: the data set, a fdg_jax.data.source.Source of images.
 
     Returns: f(images [..., C] uint8) -> [..., C] float32.
     """

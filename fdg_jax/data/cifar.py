@@ -6,6 +6,8 @@ A data directory holds each data set either as TFDS prepares it (`cifar10/<versi
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import tarfile
 from pathlib import Path, PurePosixPath
@@ -13,14 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fdg_jax import durable
 from fdg_jax.data import arrays, directories, tfds
 from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.dataset import Dataset
-from fdg_jax.data.download import Download, Unavailable, check, fetch
-from fdg_jax.data.interruptible import long_wait
+from fdg_jax.data.download import Download, Unavailable, differs, fetch
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.output import say
+from fdg_jax.machine.signals import long_wait
 
 
 class Cifar(NamedTuple):
@@ -96,25 +97,23 @@ def read_file(path: Path, expected: Expected) -> Arrays:
 
 
 def obtain(cifar: Cifar, data_dir: Path) -> Path:
-    """Downloads the archive, makes `<data_dir>/<name>.npz` from it and returns the path of this file.
+    """Downloads the archive into memory, makes `<data_dir>/<name>.npz` from it and returns the path of this file.
 
-    On machines without a network, an archive in `<data_dir>/downloads/` is used. An interruption at any point leaves no
-    partial files.
+    On machines without a network, an archive in `<data_dir>/downloads/` is used.
     """
     name = cifar.expected.name
     archive, file = data_dir / "downloads" / cifar.download.url.rpartition("/")[2], data_dir / f"{name}.npz"
     try:
         if archive.exists():
-            check(archive, cifar.download)
-            arrays.write(file, unpacked(archive, cifar))
-            return file
-        # A temporary name, so that another process does not take the file for a user's archive.
-        fetched = durable.temporary_beside(archive)
-        fetch(cifar.download, fetched)
-        try:
-            arrays.write(file, unpacked(fetched, cifar))
-        finally:
-            fetched.unlink()
+            content, place = archive.read_bytes(), str(archive)
+            if difference := differs(content, cifar.download):
+                raise BadInput(f"{archive} has {difference}. Remove or replace it.")
+        else:
+            data_dir.mkdir(parents=True, exist_ok=True)
+            if not os.access(data_dir, os.W_OK):  # better found out before the download
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            content, place = fetch(cifar.download), cifar.download.url
+        arrays.write(file, unpacked(content, place, cifar))
     except Unavailable as error:
         raise Unavailable(
             f"{name} isn't in {data_dir}, and {error} Give a directory with {name} as --data-dir, or put the archive "
@@ -123,17 +122,17 @@ def obtain(cifar: Cifar, data_dir: Path) -> Path:
     except OSError as error:
         raise Unavailable(
             f"{name} can't be kept in {data_dir} ({error.strerror or error}). Set TFDS_DATA_DIR to a "
-            f"directory with room for 400 MB, or use --dataset digits."
+            f"directory with room for 200 MB, or use --dataset digits."
         ) from error
     return file
 
 
-def unpacked(archive: Path, cifar: Cifar) -> Arrays:
-    """The arrays in an official archive. Raises BadInput."""
+def unpacked(content: bytes, archive: str, cifar: Cifar) -> Arrays:
+    """The arrays in an official archive. archive: where it is from, for errors. Raises BadInput."""
     say(f"unpacking {cifar.expected.name} (once)")
     wanted, files = {*cifar.train, *cifar.test}, dict[str, bytes]()
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
                 if name in wanted and (file := tar.extractfile(member)) is not None:

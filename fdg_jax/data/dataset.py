@@ -28,22 +28,6 @@ class Dataset(Source):
     note: str = ""  # what the user must know about this run's data; "" for nothing
     fingerprint: dict[str, Any] | None = None  # of the whole data set (see `fingerprint`), once computed
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(H, W, C) of an image."""
-        return self.train_images.shape[1:]
-
-    def first(self, n: int | None) -> Dataset:
-        return self._replace(train_images=self.train_images[:n], train_labels=self.train_labels[:n])
-
-    def held_out(self, n: int) -> Dataset:
-        left = len(self.train_images) - n
-        return self.first(left)._replace(test_images=self.train_images[left:], test_labels=self.train_labels[left:])
-
-    def without_inputs(self) -> Dataset:
-        black = [np.broadcast_to(np.uint8(0), images.shape) for images in (self.train_images, self.test_images)]
-        return self._replace(train_images=black[0], test_images=black[1])
-
 
 def checked(dataset: Dataset) -> Dataset:
     """Returns the data set. Raises BadInput if an array, or a number about the arrays, is impossible."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,27 @@ from fdg_jax.machine.output import Progress, say
 SUFFIXES = (".jpeg", ".jpg", ".png")
 KINDS = "*.JPEG, *.jpg or *.png"
 THREADS, CHUNK = 16, 500  # threads that read file sizes; files that a thread takes at a time
+
+
+class Encoded(Protocol):
+    """Labelled images in encoded form on a disk. The object can be pickled, as every worker gets a copy."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Encoded: ...
+
+    def read(self, i: int, /) -> tuple[bytes, int, str]:
+        """Returns the encoded image i, its label, and its place (for errors). Raises Damaged if the image cannot be
+        read."""
+        ...
+
+    def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """Returns arrays of names, labels or order (only those known without reading images), and the file sizes in
+        bytes.
+
+        The listing of a copy elsewhere is the same. Raises Damaged if a file is gone.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,21 +208,21 @@ def lines(path: Path, holds: str) -> list[str]:
         raise BadInput(f"{path} can't be read: {error}.") from None
 
 
-def decoded(expected: Expected, train: Files, test: Files) -> Arrays:
+def decoded(expected: Expected, train: Encoded, test: Encoded, threads: int | None = None) -> Arrays:
     """Decodes images of one size in threads, as Pillow releases the interpreter lock. Raises Damaged."""
     progress = Progress(len(train) + len(test), "images", f"decoding {expected.name} (once)")
     made = []
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for split in (train, test):
-            images = np.empty((len(split), *expected.shape), np.uint8)
+            images, labels = np.empty((len(split), *expected.shape), np.uint8), np.empty(len(split), np.int32)
 
-            def fill(rows: range, split=split, images=images) -> int:
+            def fill(rows: range, split=split, images=images, labels=labels) -> int:
                 for i in rows:
-                    content, _, path = split.read(i)
-                    images[i] = jpeg.decode_whole(content, path, expected.shape)
+                    content, labels[i], where = split.read(i)
+                    images[i] = jpeg.decode_whole(content, where, expected.shape)
                 return len(rows)
 
             for count in pool.map(fill, [range(len(split))[start:][:CHUNK] for start in range(0, len(split), CHUNK)]):
                 progress.advance(count)
-            made += [images, split.labels]
+            made += [images, labels]
     return Arrays(*made)

@@ -5,14 +5,12 @@ wait for ever, in grain's `next` as well as in its `close`. So a separate thread
 still obey a signal and notice that a worker has died.
 """
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from queue import Empty, SimpleQueue
-from threading import Thread
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fdg_jax.data.stream import Batch, Loader
@@ -21,7 +19,7 @@ LOOK_SECONDS = 0.2  # between two checks of signals and workers during the wait 
 DEAD_SECONDS = 5.0  # to wait for a batch after a worker has died: grain notices most deaths itself
 CLOSE_SECONDS = 5.0  # for workers to end by themselves
 
-abandoned: list[Thread] = []  # threads that wait for ever; the process ends without them
+abandoned: list[Future] = []  # of threads that wait for ever; the process ends without them
 
 
 class LoaderFailed(Exception):
@@ -39,52 +37,28 @@ class Loading:
         self.others = set(multiprocessing.active_children())
         self.workers: set[Any] = set()
         self.taken = 0
-        self.wanted: SimpleQueue[bool] = SimpleQueue()
-        self.answers: SimpleQueue[tuple[Batch | None, BaseException | None]] = SimpleQueue()
-        self.thread = Thread(target=self.take, name="loader", daemon=True)
-        self.thread.start()
-
-    def take(self) -> None:
-        """The thread: takes a batch from grain whenever one is wanted, and closes the loader at the end."""
-        while self.wanted.get():
-            try:
-                self.answers.put((next(self.loader), None))
-            except BaseException as error:  # raised again in the waiting thread
-                self.answers.put((None, error))
-        with contextlib.suppress(Exception):  # errors of a closed loader concern nobody
-            self.loader.close()
+        self.thread = ThreadPoolExecutor(1, "loader")
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         """The next batch. Raises LoaderFailed if a worker has died, and the exceptions of `check` and of the loader."""
-        self.wanted.put(True)
-        batch, error = self.answer()
+        batch = self.thread.submit(next, self.loader)
+        noticed = None  # when a worker was first seen dead
+        while not wait([batch], LOOK_SECONDS).done:
+            self.check()
+            self.look()
+            noticed = noticed or (time.monotonic() if self.dead() else None)
+            if noticed and time.monotonic() - noticed > DEAD_SECONDS:
+                raise LoaderFailed(describe_deaths(self.dead()))
         self.taken += 1
         if self.taken <= self.loader.workers:  # workers start one after another
             self.look()
-        if error is None:
-            assert batch is not None
-            return batch
-        if dead := self.dead():
+        if batch.exception() and (dead := self.dead()):
             self.check()  # a signal to the whole process group explains the death better
-            raise LoaderFailed(describe_deaths(dead)) from error
-        raise error
-
-    def answer(self) -> tuple[Batch | None, BaseException | None]:
-        """Returns the batch, or else the exception of the loader. Raises LoaderFailed if a worker has died."""
-        noticed = None  # when a worker was first seen dead
-        while True:
-            try:
-                return self.answers.get(timeout=LOOK_SECONDS)
-            except Empty:
-                self.check()
-            self.look()
-            dead = self.dead()
-            noticed = noticed or (time.monotonic() if dead else None)
-            if noticed and time.monotonic() - noticed > DEAD_SECONDS:
-                raise LoaderFailed(describe_deaths(dead))
+            raise LoaderFailed(describe_deaths(dead)) from batch.exception()
+        return batch.result()
 
     def look(self) -> None:
         """Finds this loader's worker processes: those started after the loader was made."""
@@ -103,15 +77,14 @@ class Loading:
     def close(self) -> None:
         """Ends the workers: normally if that is fast, else by force."""
         self.look()
-        self.wanted.put(False)
-        if not self.dead():
-            self.thread.join(CLOSE_SECONDS)
-        if self.thread.is_alive():
+        closed = self.thread.submit(self.loader.close)  # its errors concern nobody
+        if self.dead() or not wait([closed], CLOSE_SECONDS).done:
             for worker in self.workers:
                 worker.kill()
-            self.thread.join(1.0)
-        if self.thread.is_alive():
-            abandoned.append(self.thread)
+            wait([closed], 1.0)
+        self.thread.shutdown(wait=False)
+        if not closed.done():
+            abandoned.append(closed)
 
 
 def describe_deaths(dead: list[Any]) -> str:
@@ -128,5 +101,5 @@ def describe_deaths(dead: list[Any]) -> str:
 
 def leave(code: int) -> None:
     """Ends this process at once if one of its threads waits for ever, which would block Python's own exit."""
-    if any(thread.is_alive() for thread in abandoned):
+    if not all(closed.done() for closed in abandoned):
         os._exit(code)

@@ -20,17 +20,23 @@ class Source:
     classes: labels are 0 .. classes-1.
     note: what the user must know about this run's data; "" for nothing.
     fingerprint: of the whole data set (fdg_jax.data.fingerprint), once computed.
+    mean, std: [C] of the training images scaled to 0..1. pad: black pixels added on each side before the random crop.
+    flip: whether a mirrored image still shows the same class.
     unit: the unit of speed: "images" or "tokens". per_example: how many units an example has.
     shape, dtype: of an example's stored input. labels_shape, labels_dtype: of its labels.
     train_inputs, test_inputs: the inputs of the examples, with a length.
+    parts: what an example consists of, the input first: for "images" there are fields train_images and test_images.
     """
 
     name: str
     classes: int
     note: str
     fingerprint: dict[str, Any] | None
-    train_images: Any
-    test_images: Any
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pad: int
+    flip: bool
+    parts: ClassVar[tuple[str, ...]] = ("images", "labels")
     unit: ClassVar[str] = "images"
     dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
     labels_dtype: ClassVar[np.dtype] = np.dtype(np.int32)
@@ -41,7 +47,7 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        return self.train_inputs.shape[1:]
 
     @property
     def labels_shape(self) -> tuple[int, ...]:
@@ -49,11 +55,11 @@ class Source:
 
     @property
     def train_inputs(self) -> Any:
-        return self.train_images
+        return getattr(self, f"train_{self.parts[0]}")
 
     @property
     def test_inputs(self) -> Any:
-        return self.test_images
+        return getattr(self, f"test_{self.parts[0]}")
 
     def _replace(self, **changes: Any) -> Self:
         """This data set with other fields."""
@@ -61,32 +67,35 @@ class Source:
 
     def first(self, n: int | None) -> Self:
         """This data set with the first n training examples only; None for all."""
-        raise NotImplementedError
+        return self._replace(**{f"train_{part}": getattr(self, f"train_{part}")[:n] for part in self.parts})
 
     def held_out(self, n: int) -> Self:
         """This data set with its last n training examples as the test examples, and the others for training."""
-        raise NotImplementedError
+        left = len(self.train_inputs) - n
+        tests = {f"test_{part}": getattr(self, f"train_{part}")[left:] for part in self.parts}
+        return self.first(left)._replace(**tests)
 
     def without_inputs(self) -> Self:
         """This data set for a process that needs labels only: inputs of zeros, which take no memory."""
-        raise NotImplementedError
+        inputs = {f"{split}_{self.parts[0]}": getattr(self, f"{split}_inputs").shape for split in ("train", "test")}
+        return self._replace(**{name: np.broadcast_to(np.uint8(0), shape) for name, shape in inputs.items()})
 
     def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
         """The traceable function f(inputs [B, ...], number of the batch) -> the network's input. Its randomness
         (augmentation) depends only on the seed and the batch. Raises BadInput for a seed out of range."""
         from fdg_jax.data import augment
 
-        return augment.train_transform(self, seed)  # type: ignore[arg-type]
+        return augment.train_transform(self, seed)
 
     def test_transform(self) -> Callable[[Any], Any]:
         """The traceable function f(inputs [B, ...]) -> the network's input."""
         from fdg_jax.data import augment
 
-        return augment.test_transform(self)  # type: ignore[arg-type]
+        return augment.test_transform(self)
 
     def described(self) -> str:
         """A description, such as: 1,438 training and 359 test images 32x32x3, 10 classes."""
-        train, test = len(self.train_images), len(self.test_images)
+        train, test = len(self.train_inputs), len(self.test_inputs)
         return f"{train:,} training and {test:,} test images {'x'.join(map(str, self.shape))}, {self.classes} classes"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:

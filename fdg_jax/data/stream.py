@@ -13,16 +13,18 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fdg_jax.data import jpeg
+from fdg_jax.data.files import Encoded
 from fdg_jax.data.order import epoch_order
 from fdg_jax.data.source import Source
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.facts import usable_cores
 from fdg_jax.machine.output import say
+from fdg_jax.machine.signals import IMPATIENT, PATIENT
 
 WORKERS = "FDG_JAX_LOADER_WORKERS"
 MOST_WORKERS = 16  # the default's limit: enough for thousands of images/s
@@ -31,27 +33,6 @@ SAMPLE = 64  # images of each split that are decoded as a check before a run
 ENDLESS = 2**40  # batches; the caller knows when to stop
 
 Batch = tuple[np.ndarray, np.ndarray]  # images [B, H, W, C] uint8, labels [B] int32
-
-
-class Encoded(Protocol):
-    """Labelled images in encoded form on a disk. The object can be pickled, as every worker gets a copy."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice, /) -> Encoded: ...
-
-    def read(self, i: int, /) -> tuple[bytes, int, str]:
-        """Returns the encoded image i, its label, and its place (for errors). Raises Damaged if the image cannot be
-        read."""
-        ...
-
-    def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns arrays of names, labels or order (only those known without reading images), and the file sizes in
-        bytes.
-
-        The listing of a copy elsewhere is the same. Raises Damaged if a file is gone.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,17 +52,12 @@ class Stream(Source):
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
     pixels: bool = True  # whether images are decoded
 
+    parts = ("images",)  # the labels are read with them
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(H, W, C) of a decoded image."""
         return (self.side, self.side, 3)
-
-    def first(self, n: int | None) -> Stream:
-        return self._replace(train_images=self.train_images[:n])
-
-    def held_out(self, n: int) -> Stream:
-        left = len(self.train_images) - n
-        return self.first(left)._replace(test_images=self.train_images[left:])
 
     def without_inputs(self) -> Stream:
         """This data set for a process that needs labels only: black images, without decoding."""
@@ -206,9 +182,8 @@ def prepare_worker(number: int, count: int) -> None:
     import threading
     from multiprocessing import connection, parent_process
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for each in (*IMPATIENT, *PATIENT):
+        signal.signal(each, signal.SIG_IGN)
     parent: Any = parent_process()
 
     def follow() -> None:

@@ -46,16 +46,9 @@ class Text(Source):
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
     content: OpenFile | None = None  # the file of the blocks
 
+    parts = ("blocks", "labels")
     unit = "tokens"  # a byte is a token
     labels_dtype = np.dtype(np.uint8)
-
-    @property
-    def train_inputs(self) -> Blocks | np.ndarray:
-        return self.train_blocks
-
-    @property
-    def test_inputs(self) -> Blocks | np.ndarray:
-        return self.test_blocks
 
     @property
     def per_example(self) -> int:
@@ -63,30 +56,14 @@ class Text(Source):
         return self.train_blocks.shape[1]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(T,)"""
-        return self.train_blocks.shape[1:]
-
-    @property
     def labels_shape(self) -> tuple[int, ...]:
         """(T,): a label for each token."""
         return self.shape
-
-    def first(self, n: int | None) -> Text:
-        return self._replace(train_blocks=self.train_blocks[:n], train_labels=self.train_labels[:n])
-
-    def held_out(self, n: int) -> Text:
-        left = len(self.train_blocks) - n
-        return self.first(left)._replace(test_blocks=self.train_blocks[left:], test_labels=self.train_labels[left:])
 
     def check(self) -> None:
         """Raises Damaged if the file has been cut short since it was opened. The check takes a microsecond."""
         if self.content is not None:
             self.content.check()
-
-    def without_inputs(self) -> Text:
-        zeros = [np.broadcast_to(np.uint8(0), inputs.shape) for inputs in (self.train_blocks, self.test_blocks)]
-        return self._replace(train_blocks=zeros[0], test_blocks=zeros[1])
 
     def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
         """The function that returns tokens as int32, without augmentation."""

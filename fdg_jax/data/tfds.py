@@ -17,11 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 from fdg_jax import strict_json
-from fdg_jax.data import files, jpeg
+from fdg_jax.data import files
 from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.download import Unavailable
 from fdg_jax.errors import BadInput, Damaged
-from fdg_jax.machine.output import Progress
 
 OPEN = 256  # files that a process keeps open; ImageNet has 1024 files, often the limit for a process
 WAY_OUT = "Prepare it again, or use another --data-dir or --dataset."
@@ -155,8 +154,6 @@ def read(directory: Path, expected: Expected) -> Arrays:
     """Decodes a prepared directory with the splits train and test. This takes seconds for CIFAR, so `cached` keeps the
     result.
 
-    One thread is used: for such small images, passing on the interpreter lock costs more than a second thread gains.
-
     Raises:
         BadInput: the directory is not as expected, or a record is damaged; the message names the file.
     """
@@ -166,13 +163,5 @@ def read(directory: Path, expected: Expected) -> Arrays:
     )
     if found != expected:
         raise BadInput(f"{directory} holds {found.described()}, but {expected.described()} are expected. {WAY_OUT}")
-    progress = Progress(expected.train + expected.test, "images", f"decoding {expected.name} (once)")
-    arrays = []
-    for split in splits:
-        images, labels = np.empty((len(split), *expected.shape), np.uint8), np.empty(len(split), np.int32)
-        for i in range(len(split)):
-            content, labels[i], where = split.read(i)
-            images[i] = jpeg.decode_whole(content, where, expected.shape)
-            progress.advance(1)
-        arrays += [images, labels]
-    return Arrays(*arrays)
+    # One thread: for such small images, passing on the interpreter lock costs more than a second thread gains.
+    return files.decoded(expected, *splits, threads=1)

@@ -11,12 +11,11 @@ from fdg_jax.stage.shapes import with_examples
 from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import all_here
 from fdg_jax.transport.in_process import InProcess
-from fdg_jax.transport.interface import Transport
 
 Tree = Any
 
 
-def transport(problem: Problem) -> Transport:
+def transport(problem: Problem) -> InProcess | AcrossProcesses:
     """The transport for where the stages are."""
     schedule, specs = problem.schedule, problem.specs
     if all_here(problem.places):

@@ -1,13 +1,12 @@
 """Reads what `benchmarks.timeline` measured, to lay it over what the simulator predicted for the same run."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import strict_json
 from fdg_jax.errors import BadInput
 
-LARGEST = 20_000_000  # bytes of a file; timelines have some hundred thousand
 MOST = 20_000  # events on the page
 
 
@@ -22,13 +21,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     way_out = "Give the timeline.json that python -m benchmarks.timeline --out DIR writes."
     try:
-        if path.stat().st_size > LARGEST:
-            raise BadInput(f"--measured {path}: the file has more than {LARGEST} bytes. {way_out}")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"--measured {path} cannot be read: {error.strerror}. {way_out}") from None
-    except (ValueError, RecursionError):
-        raise BadInput(f"--measured {path} is no JSON file. {way_out}") from None
+        found = strict_json.read(path)
+    except (OSError, ValueError) as error:
+        fact = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"--measured {path} cannot be read: {fact}. {way_out}") from None
     try:
         return parsed(found)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):

@@ -31,10 +31,7 @@ def stability_limit(staleness: int, momentum: float = 0.0) -> float:
         turned = math.atan2(momentum * math.sin(angle), 1 - momentum * math.cos(angle))
         return (staleness + 0.5) * angle + turned - math.pi / 2
 
-    # The first angle at which the phase is 0: walk to the first step after it, then halve the step.
-    step = math.pi / (64 * (2 * staleness + 1))
-    low = next(step * i for i in range(1, 64 * (2 * staleness + 1) + 1) if phase(step * i) >= -1e-12) - step
-    high = low + step
+    low, high = 0.0, math.pi  # the phase grows with the angle, from -pi/2 to n pi
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if phase(middle) < 0 else (low, middle)

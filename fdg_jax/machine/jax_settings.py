@@ -7,11 +7,11 @@ version of JAX does not have are ignored.
 
 import enum
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.output import say
 
 # Each setting with JAX's default. These change random numbers or precision: another value is another training.
 TRAINING = {
@@ -59,7 +59,7 @@ def check_new() -> None:
     if unusual:
         fact = f"JAX is not at its defaults: {', '.join(unusual)}"
         slow = " Without compilation training is also far slower." if now.get("jax_disable_jit") else ""
-        warn(f"{fact}. This run's numbers will not be those of a run without that.{slow}")
+        say(f"warning: {fact}. This run's numbers will not be those of a run without that.{slow}")
 
 
 def check_resumed(before: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ def check_resumed(before: Mapping[str, Any]) -> None:
         raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or begin another run with its weights: --init-from RUN.")
     if changed:
         fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in changed)
-        warn(f"the run began with other settings of JAX: {fact}. The last bits may differ.")
+        say(f"warning: the run began with other settings of JAX: {fact}. The last bits may differ.")
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -91,8 +91,3 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def way_back(name: str, was: Any) -> str:
     """How to set a setting back."""
     return f"unset {name.upper()}" if was == DEFAULTS[name] else f"set {name.upper()} to {was!r}"
-
-
-def warn(fact: str) -> None:
-    """Prints a warning on stderr."""
-    print(f"warning: {fact}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax import strict_json
-from fdg_jax.durable import make_private, temporary_beside
+from fdg_jax.durable import make_private, replacing
 from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.output import say
 
@@ -47,8 +47,7 @@ def save(what: str, of: dict[str, Any], seconds: list[float]) -> None:
     try:
         path = path_of(what, of)
         make_private(path.parent)
-        temporary = temporary_beside(path)
-        temporary.write_text(json.dumps({"of": of, "seconds": seconds}, indent=1), encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({"of": of, "seconds": seconds}, indent=1), encoding="utf-8")
     except (OSError, RuntimeError) as error:
         say(f"the {what} can't be kept ({error}): the next start will measure again.")

@@ -50,10 +50,6 @@ class Forgiving:
                     self.stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
     def flush(self) -> None:
         if not self.lost:
             with self.losing():

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import ClassVar, Self
 
 from fdg_jax.machine import output
 
@@ -30,17 +31,21 @@ class Signals:
     """A context that handles the signals and restores the old handlers at the end. `number` is None until a signal
     comes."""
 
+    current: ClassVar["Signals | None"] = None  # the innermost one
+
     def __init__(self) -> None:
         self.number: int | None = None
         self.impatient = False  # whether the next SIGINT or SIGTERM leaves at once
         self.raising = False  # whether a signal raises Stopped where it arrives
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> Self:
         taken = [number for number in (*IMPATIENT, *PATIENT) if number in IMPATIENT or not ignored(number)]
         self.before = {number: signal.signal(number, self.receive) for number in taken}
+        self.outer, Signals.current = Signals.current, self
         return self
 
     def __exit__(self, *_) -> None:
+        Signals.current = self.outer
         for number, handler in self.before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set by code in C
 
@@ -71,12 +76,17 @@ class Signals:
     def at_once(self) -> Iterator[None]:
         """A context in which a signal raises Stopped wherever the main thread is. It is for long waits that leave
         nothing half done."""
-        self.raising = True
+        before, self.raising = self.raising, True
         try:
             self.check()
             yield
         finally:
-            self.raising = False
+            self.raising = before
+
+
+def long_wait() -> contextlib.AbstractContextManager[None]:
+    """The context `at_once` of the signals that are handled at the moment; where none are, it does nothing."""
+    return Signals.current.at_once() if Signals.current else contextlib.nullcontext()
 
 
 def ignored(number: int) -> bool:

@@ -5,16 +5,18 @@ The page is made from the files of the run directory only. So it can be written 
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods, own_files
+from fdg_jax.config import OF_START
+from fdg_jax.errors import BadInput
 from fdg_jax.explorer import figure, timeline
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import spelled
+from fdg_jax.options.parser import Parser
 from fdg_jax.pages.charts import png
 from fdg_jax.pages.templates import render
 from fdg_jax.report import options_part
@@ -151,27 +153,18 @@ def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[
     return [*shown], [[column[i] for column in shown.values()] for i in range(len(devices))]
 
 
-USAGE = """usage: python -m fdg_jax.experiments.report RUN-DIRECTORY [--trust-code]
-
-Writes report.html and curves.png of a run again, from the other files of its
-directory. --trust-code executes the copies of own .py files that it has."""
-
-
 @output.command
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The command. Returns its exit code."""
-    if "-h" in arguments or "--help" in arguments:
-        print(USAGE)
-        return 0
-    own_files.TRUSTED.set("--trust-code" in arguments)
-    arguments = [word for word in arguments if word != "--trust-code"]
-    if len(arguments) != 1:
-        print(USAGE, file=sys.stderr)
-        return 2
+    about = "Writes report.html and curves.png of a run again, from the other files of its directory."
+    parser = Parser(prog="python -m fdg_jax.experiments.report", description=about)
+    parser.add_argument("run", type=Path, metavar="RUN-DIRECTORY", help="The directory of a run, finished or not.")
+    parser.add_argument("--trust-code", action="store_true", help=OF_START["trust_code"].help)
+    given = parser.parse_args(arguments)
+    own_files.TRUSTED.set(given.trust_code)
     try:
-        write(Path(arguments[0]))
+        write(given.run)
     except OSError as error:
-        print(f"error: the report in {arguments[0]} cannot be written: {error.strerror or error}.", file=sys.stderr)
-        return 2
-    print(Path(arguments[0]) / "report.html")
+        raise BadInput(f"the report in {given.run} cannot be written: {error.strerror or error}.") from None
+    print(given.run / "report.html")
     return 0

@@ -16,7 +16,7 @@ from fdg_jax.config import FIELDS, Config, defaults_of_others, run_length
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_settings
 from fdg_jax.options.fields import described, fits, spelled
-from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, impossible, metrics, read_json
+from fdg_jax.runs.run_files import CONFIG, METRICS, NUMBERS, SUMMARY, impossible, metrics, read_json
 from fdg_jax.runs.thinning import Thinned
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
@@ -28,16 +28,8 @@ CONFIG_MAY_HAVE = {
     "stages": list | None,
     "inputs": dict | None,
 }
-SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
-SUMMARY_MAY_HAVE = {
-    "train_loss": float | None,
-    "images_per_second": float | None,
-    "tokens_per_second": float | None,
-    "test_bits_per_byte": float | None,
-    "staleness": list,
-    "updates": list,
-    "stage_parameters": list,
-}
+SUMMARY_NEEDS = ("steps", "epochs", "test_error_percent", "seconds")
+SUMMARY_LISTS = ("staleness", "updates", "stage_parameters")
 # The types of the elements of lists.
 ELEMENTS = {
     "devices": str, "resumed": dict, "stages": dict, "staleness": int, "updates": int, "stage_parameters": int,
@@ -96,8 +88,8 @@ def summary(run: Path) -> dict[str, Any]:
 
 def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> None:
     """Raises BadInput if a number of a finished run is absent, of another type, or impossible."""
-    there = {name: kind for name, kind in SUMMARY_MAY_HAVE.items() if name in found}
-    check(path, found, SUMMARY_NEEDS | there, way_out)
+    lists = {name: list for name in SUMMARY_LISTS if name in found}
+    check(path, found, {name: NUMBERS[name][0] for name in SUMMARY_NEEDS} | lists, way_out)
     if wrong := impossible(found):
         raise BadInput(f"{path}: {wrong}: the file is damaged. {way_out}")
 

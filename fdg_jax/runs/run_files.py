@@ -22,6 +22,7 @@ from fdg_jax import durable, own_files, strict_json
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.machine import facts
+from fdg_jax.options.fields import fits
 from fdg_jax.strict_json import finite
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.json", "metrics.jsonl", "summary.json", "checkpoints"
@@ -121,20 +122,20 @@ def newest_points(run: Path) -> dict[str, int]:
         return {}
 
 
-# The smallest and largest possible value of each entry; 0 is always possible. Losses and learning rates are float32.
-EVENT_RANGES = {
-    "step": (0, 10**12),
-    "epoch": (0.0, 1e12),
-    "train_loss": (-1e39, 1e39),
-    "test_loss": (-1e39, 1e39),
-    "test_error_percent": (0.0, 100.0),
-    "learning_rate": (0.0, 1e39),
-    "images_per_second": (1e-9, 1e15),
-    "tokens_per_second": (1e-9, 1e15),
-    "test_bits_per_byte": (-1e39, 1e39),
+# What the numbers in a line, and in a summary, may be: (type, least, most); 0 is always possible. Losses and learning
+# rates are float32.
+EVENT: Mapping[str, tuple[Any, float, float]] = {
+    "step": (int, 0, 10**12),
+    "epoch": (float, 0.0, 1e12),
+    "train_loss": (float | None, -1e39, 1e39),
+    "test_loss": (float | None, -1e39, 1e39),
+    "test_error_percent": (float, 0.0, 100.0),
+    "learning_rate": (float, 0.0, 1e39),
+    "images_per_second": (float | None, 1e-9, 1e15),
+    "tokens_per_second": (float | None, 1e-9, 1e15),
+    "test_bits_per_byte": (float | None, -1e39, 1e39),
 }
-RANGES = {**EVENT_RANGES, "steps": (0, 10**12), "epochs": (0.0, 1e12), "seconds": (0.0, 1e12)}  # of a summary, too
-MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second", "tokens_per_second", "test_bits_per_byte")
+NUMBERS = {**EVENT, "steps": (int, 0, 10**12), "epochs": (float, 0.0, 1e12), "seconds": (float, 0.0, 1e12)}
 
 
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -149,17 +150,14 @@ def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r}. {way_out}")
     if wrong := impossible(event):
         raise BadInput(f"{path}, line {number} is damaged: {wrong}. {way_out}")
-    return {name: event[name] for name in EVENT_RANGES if name in event}
+    return {name: event[name] for name in EVENT if name in event}
 
 
-def impossible(event: Mapping[str, Any]) -> str:
+def impossible(found: Mapping[str, Any]) -> str:
     """Names an entry of an event, or of a summary, with an impossible value; "" if all are possible."""
-    for name, value in event.items():
-        if name not in RANGES or (value is None and name in MAY_BE_NULL):
-            continue
-        least, most = RANGES[name]
-        kinds = int if name in ("step", "steps") else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or (value and not least <= value <= most):
+    for name, (kind, least, most) in NUMBERS.items():
+        value = found.get(name, 0)
+        if not fits(value, kind) or (value and not least <= value <= most):
             return f"{name} is {repr(value)[:40]}"
     return ""
 

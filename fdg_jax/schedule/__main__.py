@@ -44,29 +44,23 @@ def parser() -> Parser:
     return made
 
 
-@output.forgiving()
+@output.command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 2 for bad input."""
-    method = "the asked one"
-    try:
-        given = parser().parse_args(arguments)
-        if given.method.endswith(".py"):  # imported here: a schedule of the package needs no JAX
-            from fdg_jax import own_files
+    given = parser().parse_args(arguments)
+    if given.method.endswith(".py"):  # imported here: a schedule of the package needs no JAX
+        from fdg_jax import own_files
 
-            own_files.load("method", given.method)
-            given.method = own_files.by_name("method", given.method)
-        method = given.method
-        check_K(given.K)
-        if given.ticks is not None and given.ticks < 1:
-            raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")
-        check_size(given)
+        own_files.load("method", given.method)
+        given.method = own_files.by_name("method", given.method)
+    check_K(given.K)
+    if given.ticks is not None and given.ticks < 1:
+        raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")
+    check_size(given)
+    try:
         answer(given)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except ScheduleError as error:  # in a method file that a user wrote
-        print(f"error: method {method}, schedule {error}", file=sys.stderr)
-        return 2
+        raise BadInput(f"method {given.method}, schedule {error}") from None
     return 0
 
 

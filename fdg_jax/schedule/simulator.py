@@ -18,7 +18,7 @@ stages.
 import heapq
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax.schedule.core import Schedule
@@ -193,6 +193,11 @@ def predict(schedule: Schedule, machine: Machine) -> Prediction:
             if task.what == "send":
                 pair = (task.k, task.to)
                 carried[pair] = carried.get(pair, 0) + task.size * machine.between(*pair).seconds_per_byte
+    kept = [(task.begin, 1, task.k) for task in tasks if task.what == "F"]
+    kept += [(task.end, -1, task.k) for task in tasks if task.what == "B"]
+    sent = [task for task in tasks if task.what == "send"]
+    waiting = [(task.begin, task.size, task.to) for task in sent]
+    waiting += [(reader.begin, -task.size, task.to) for task in sent for reader in task.dependents]
     stages = [busy.get(1 if machine.spread else k, 0) / window for k in range(1, K + 1)]
     utilisation = [took / seconds for took in stages]
     limits = {
@@ -204,8 +209,8 @@ def predict(schedule: Schedule, machine: Machine) -> Prediction:
         seconds,
         utilisation,
         1 - sum(utilisation) / K,
-        kept(tasks, K),
-        waiting(tasks, K),
+        peaks(kept, K),
+        peaks(waiting, K),
         {pair: took / window / seconds for pair, took in carried.items()},
         limits,
         [Event(task.what, task.k, task.batch, task.begin, task.end, task.to) for task in tasks],
@@ -259,27 +264,10 @@ def repeats_after(finished: Sequence[Mapping[int, Number]], period: int) -> int 
     return None
 
 
-def kept(tasks: Sequence[Task], K: int) -> list[int]:
-    """For k = 1..K, the most batches whose F stage k had begun and whose B it had not ended."""
+def peaks(moves: Iterable[tuple[Number, Number, int]], K: int) -> list[Number]:
+    """For k = 1..K, the most that there ever is at stage k. moves: (when, how much more or less, k)."""
     now, most = [0] * (K + 1), [0] * (K + 1)
-    for task in tasks:  # each stage does its tasks in this order
-        if task.what == "F":
-            now[task.k] += 1
-            most[task.k] = max(most[task.k], now[task.k])
-        elif task.what == "B":
-            now[task.k] -= 1
-    return most[1:]
-
-
-def waiting(tasks: Sequence[Task], K: int) -> list[Number]:
-    """For k = 1..K, the most bytes of messages to stage k that were sent and whose reader had not begun."""
-    moves: list[tuple[Number, Number, int]] = []
-    for task in tasks:
-        if task.what == "send":
-            moves.append((task.begin, task.size, task.to))
-            moves += [(reader.begin, -task.size, task.to) for reader in task.dependents if reader.begin is not None]
-    now, most = [0] * (K + 1), [0] * (K + 1)
-    for _, size, k in sorted(moves):
-        now[k] += size
+    for _, amount, k in sorted(moves):
+        now[k] += amount
         most[k] = max(most[k], now[k])
     return most[1:]

@@ -125,15 +125,20 @@ def start(stages: Sequence[StageState], lines: LineOptions) -> DelayState:
 
 def start_stage(state: StageState, lines: LineOptions, i: int) -> tuple[StageState, Gradient, Sum | None]:
     """The state, the delay line and the gradient sum of stage k = i + 1 before the first batch."""
-    rule, n, zero = lines.rules[i], slots(lines.delays[i]), jnp.zeros((), jnp.int32)
+    rule, n = lines.rules[i], slots(lines.delays[i])
     opt_state, correction = rule.start(state.params)
     kept = rule.correction.gradient or lines.keep_weights
+
+    def empty(p: Any, dtype: Any = None) -> jax.Array:  # made of the parameter, so that it is sharded like it
+        return jnp.broadcast_to(jnp.zeros_like(p, dtype), (n, *p.shape))
+
     ring = Gradient(
-        jax.tree.map(lambda p: jnp.zeros((n, *p.shape), lines.dtype or p.dtype), state.params),
+        jax.tree.map(lambda p: empty(p, lines.dtype), state.params),
         jnp.zeros((n,), jnp.int32),
-        jax.tree.map(lambda p: jnp.zeros((n, *p.shape), p.dtype), state.params) if kept else (),
+        jax.tree.map(empty, state.params) if kept else (),
     )
-    total = Sum(jax.tree.map(jnp.zeros_like, state.params), zero, zero) if lines.accumulate > 1 else None
+    zeros = [jnp.zeros((), jnp.int32) for _ in range(2)]  # two arrays, as they may be donated
+    total = Sum(jax.tree.map(jnp.zeros_like, state.params), *zeros) if lines.accumulate > 1 else None
     return state._replace(opt_state=opt_state, correction=correction), ring, total
 
 
@@ -311,9 +316,12 @@ def drain(lines: LineOptions, run: DelayState) -> DelayState:
 def drain_stage(lines: LineOptions, i: int, at: Progress, line: Any, batch: jax.Array) -> Progress:
     """The same of stage k = i + 1 alone. batch: the number of the newest one since the lines were empty."""
     rule, D = lines.rules[i], lines.delays[i]
-    for late in range(1, D + 1):
+
+    def use_next(late: Any, at: Progress) -> Progress:
         of = batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
-        at, _ = use_late(rule, lines, at, read_slot(line, (of - 1) % (D + 1)), of >= 1)
+        return use_late(rule, lines, at, read_slot(line, (of - 1) % (D + 1)), of >= 1)[0]
+
+    at = jax.lax.fori_loop(1, D + 1, use_next, at) if D else at
     if at.sum is not None:
         at, _ = update_where(at.sum.summed > 0, rule, lines, at, at.sum.grads, at.sum.since)
     anew, state = rule.correction.drained, at.state

@@ -6,6 +6,7 @@ before JAX computes anything.
 
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
 ALONE = Peers()
+OF_PIPELINE = ("method", "engine", "dtype", "remat", "correct", "momentum", "beta")  # of options that both have
+OF_RECIPE = ("momentum", "weight_decay", "decay", "b2", "clip_norm")
 WARMED_UP = ("resnet110", "resnet1202")
 Variables = Mapping[str, Any]
 # (the network's random initial variables, the model's name) -> its variables, as InitialWeights.read.
@@ -189,36 +192,19 @@ def built(
     pipeline = Pipeline(
         stages=split.stages(parts.blocks, parts.cuts),
         loss=cross_entropy,
-        optimizer=recipe.optimizer(
-            options.optimizer,
-            schedule,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            decay=options.decay,
-            b2=options.b2,
-            clip_norm=options.clip_norm,
-        ),
-        method=options.method,
+        optimizer=recipe.optimizer(options.optimizer, schedule, **values(options, OF_RECIPE)),
         devices=stage_devices,
-        engine=options.engine,
-        dtype=options.dtype,
-        remat=options.remat,
         guard=True,
         preprocess=dataset.train_transform(options.seed),
-        correct=options.correct,
         learning_rate=schedule,
-        momentum=options.momentum,
-        beta=options.beta,
         weights=options.weights if "weights" in method.takes else None,
-        **values(options, plan.declared),
+        **values(options, (*OF_PIPELINE, *plan.declared)),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has printed the warning
         initialise(pipeline, parts, dataset, options, initial)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
-    return Job(
-        options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark
-    )  # fmt: skip
+    return Job(options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark)
 
 
 def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
@@ -249,6 +235,20 @@ def load_data(options: Config, note: str) -> data.Source:
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
         raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
     return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(whole))
+
+
+def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> None:
+    """Raises BadInput if a checkpoint was made with other data. Warns if the checkpoint does not say with which."""
+    was, now = about.get("data"), dataset.fingerprint
+    if now is None or not fingerprint.comparable(was):
+        fact = f"the newest checkpoint does not say which {dataset.unit} it was made with: another version wrote it"
+        print(f"warning: {fact}. So it is not known whether the data are the same.", file=sys.stderr, flush=True)
+        return
+    if differs := fingerprint.difference(was, now):
+        fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
+        where = "Give the directory that holds those images as --data-dir"
+        where = where if dataset.unit == "images" else "Give the same files as --text"
+        raise BadInput(f"{fact}. {where}{'' if flag == 'evaluating' else ', or start a new run'}.")
 
 
 def without_last(whole: data.Source, n: int) -> Any:

@@ -1,5 +1,5 @@
-"""A run from its checked options to its end: `prepare` builds the job, `train` trains it, and ENDINGS has the exit code
-and the message for each way in which a training can end."""
+"""A run from its checked options to its end: `prepare` builds the job, `begin` restores the newest checkpoint, `train`
+trains, and ENDINGS has the exit code and the message for each way in which a training can end."""
 
 import dataclasses
 import math
@@ -14,11 +14,12 @@ from typing import Any
 from jax.errors import JaxRuntimeError
 
 from fdg_jax import durable, own_files
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint.run_checkpoints import SaveFailed
+from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
-from fdg_jax.data import interruptible
 from fdg_jax.data.loading import LoaderFailed
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
 from fdg_jax.machine import compile_cache, jax_settings, output
@@ -26,17 +27,24 @@ from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.report import report_page
-from fdg_jax.runs import incidents, run_files, trackers
-from fdg_jax.runs.progress import count, per_second
-from fdg_jax.training import job, opening, session, trained
-from fdg_jax.training.job import Job
+from fdg_jax.runs import incidents, reading, run_files, trackers
+from fdg_jax.runs.progress import Progress, count, per_second
+from fdg_jax.runs.run_files import CHECKPOINTS
+from fdg_jax.training import job as jobs
+from fdg_jax.training import opening, trained
+from fdg_jax.training.job import Job, check_data
+from fdg_jax.training.loop import Loop
+from fdg_jax.training.policies import about_job, versions
 from fdg_jax.training.processes import Peers, Silent
-from fdg_jax.training.record import Diverged, Run
-from fdg_jax.training.session import Broken
+from fdg_jax.training.record import Diverged, Record, Run
 
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 # If one of these changes between two sessions, the last bits of results may change.
 ENVIRONMENT = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
+
+
+class Broken(Exception):
+    """An unexpected exception (`__cause__`) has ended the training. The text says whether a checkpoint was written."""
 
 
 def prepare_and_run(
@@ -46,7 +54,7 @@ def prepare_and_run(
     program: Program,
     signals: Signals,
     peers: Peers,
-    start: Start = ONE_RUN,
+    start: Start,
 ) -> int:
     """Returns the exit code. Raises BadInput and Stopped before the first batch.
 
@@ -55,20 +63,27 @@ def prepare_and_run(
     made, weights = prepare(options, before, program, signals, peers)
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
     known = opening.stage_facts(made)
-    run = session.begin(made, path, before is not None)  # it refuses before any file is changed
-    run = run._replace(start=start, again=again(path, program.started(peers.processes), made.options))
-    config = configuration(run, options, before, known, weights)
-    peers.from_zero(lambda: track(run, config))
+    resuming = again(path, program.started(peers.processes), made.options)
+    run = begin(made, path, before is not None, start, resuming)  # it refuses before any file is changed
+    config, code = configuration(run, options, before, known, weights), 1
+
+    def track() -> None:
+        run.record.trackers = trackers.opened(start.track, path, config, run.resumed)
+
+    peers.from_zero(track)
     try:
         if peers.first:
-            own_files.keep(path, vars(run.job.options))
+            own_files.keep(path, vars(made.options))
             run_files.write_json(path / run_files.CONFIG, config)
         if weights:
             print(weights.line(), flush=True)
         opening.tell(run, known)
-        return tracked(run, signals)
+        code = train(run, signals)
     except OSError as error:
-        return end(error, run)
+        code = end(error, run)
+    finally:
+        run.record.trackers.finish(path, code)
+    return code
 
 
 def dry_run(options: Config, program: Program, signals: Signals) -> int:
@@ -92,10 +107,9 @@ def prepare(
     weights = peers.on_all(lambda: trained.InitialWeights(named) if named else None)
     peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
-    job.prepare_cpu(before, peers.on_one_core())
-    with interruptible.by(signals.at_once):
-        initial = weights.read if weights else None
-        return job.prepare(options, before["note"] if before else "", peers, initial), weights
+    jobs.prepare_cpu(before, peers.on_one_core())
+    initial = weights.read if weights else None
+    return jobs.prepare(options, before["note"] if before else "", peers, initial), weights
 
 
 def configuration(
@@ -127,19 +141,191 @@ def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
         print(f"warning: {fact}. The last bits may differ.", file=sys.stderr, flush=True)
 
 
-def track(run: Run, config: dict[str, Any]) -> None:
-    """Opens the trackers and gives them to the record. Raises BadInput before config.json is written."""
-    run.record.trackers = trackers.opened(run.start.track, run.path, config, run.resumed)
+def begin(job: Job, path: Path, resume: bool, start: Start = ONE_RUN, again: str = "") -> Run:
+    """Begins a run, or restores the newest checkpoint of a resumed one. In the run directory, only removes temporary
+    files and sets damaged checkpoints aside.
+
+    start: what is traced and tracked. again: the command that resumes the run. Raises BadInput if no checkpoint is
+    whole, or the run could not go on with the same bits.
+    """
+    o, root, examples = job.options, path / CHECKPOINTS, len(job.dataset.train_inputs)
+    job.peers.from_zero(lambda: run_checkpoints.sweep(root))
+    record = Record(examples, o.batch_size, o.log_every, job.learning_rates, job.peers.first, job.dataset)
+    found = newest(job, root) if resume else None
+    if resume and found is None:
+        job.peers.from_zero(lambda: refuse_lost(job, path))
+
+    def restore() -> None:
+        if found:
+            begin_again(job, record, *found)
+        reading.refuse_less(job.steps, record.step)
+
+    job.peers.on_all(restore)
+    return Run(job, path, record, resume, found is None, start, again)
 
 
-def tracked(run: Run, signals: Signals) -> int:
-    """Trains to the end, then closes the trackers; returns the exit code."""
-    code = 1
+def refuse_lost(job: Job, path: Path) -> None:
+    """Raises BadInput if a run must have had a checkpoint by its number of batches, and has none now: it would start
+    from the beginning."""
+    o, config = job.options, path / run_files.CONFIG
+    every = run_files.read_json(config).get("checkpoint_every") if config.is_file() else None
+    due = max(job.steps_per_epoch if each is None else each for each in (every, o.checkpoint_every))
+    step = max((event["step"] for event in reading.events(path)), default=0)
+    # Twice `due`, because a second checkpoint is begun only after the first is written. 0: none before the end.
+    if (path / run_files.SUMMARY).exists() or (step >= 2 * due and 0 not in (every, o.checkpoint_every)):
+        fact = f"{path} has results up to batch {step:,} and no checkpoint to go on from"
+        raise BadInput(
+            f"{fact}: {path / CHECKPOINTS} is empty or away. Put the checkpoints back, or start a new run in another "
+            "--run-dir. Nothing was changed."
+        )
+
+
+def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
+    """(state, loop, about) of the newest whole checkpoint, which process 0 chooses; None if there is no checkpoint.
+
+    Raises BadInput as `run_checkpoints.load_newest`.
+    """
+    found = job.peers.on_all(lambda: run_checkpoints.load_newest(root) if job.peers.first else None)
+    step = job.peers.all_gather(found and int(found[1]["step"]))[0]
+    if step is None:
+        return None
+    return job.peers.on_all(lambda: found or run_checkpoints.load(run_checkpoints.path_of(root, step)))
+
+
+def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
+    """Restores a checkpoint. Raises BadInput if the run could not go on with the same bits."""
+    for name, now in versions().items():
+        if about.get(name) != now:
+            raise BadInput(
+                f"the newest checkpoint was made with {name} {about.get(name)}, this is {now}: the run would not be "
+                f"the same to the last bit. Go on with that version, or begin another run with its weights: "
+                f"--init-from RUN."
+            )
+    was, now = about.get("options", {}), about_job(job)["options"]
+    if not isinstance(was, dict):
+        raise BadInput(f"the newest checkpoint is damaged: its options are {reading.shown(was)}. Start a new run.")
+    changed = [f"{name} is {now[name]}, was {was[name]}" for name in now if was.get(name, now[name]) != now[name]]
+    if changed:
+        fact = f"config.json is not what the newest checkpoint was made with: {', '.join(changed)}"
+        raise BadInput(f"{fact}. Put it back, or begin another run with its weights: --init-from RUN.")
+    check_data(job.dataset, about, "--resume")
+    job.pipeline.restore(state)
+    record.restore(loop)
+    record.bad = first_refused_updates(state)
+
+
+def session(run: Run, signals: Signals) -> tuple[str, str]:
+    """Trains from where the run stands to its end.
+
+    Returns:
+        sha256 of the parameters, and of the last checkpoint's state.
+    Raises:
+        Stopped: a signal came; a checkpoint was written.
+        Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, except with
+            several processes or in the evaluation after the last batch.
+        Diverged: a loss, a gradient or the state is not finite.
+        SaveFailed: a checkpoint that is needed cannot be written.
+        OSError: the disk is full; a checkpoint was tried.
+        Broken: anything else went wrong; a checkpoint was tried.
+    """
+    job, record = run.job, run.record
+    record.open(run.path, job.options.tensorboard)
     try:
-        code = train(run, signals)
-        return code
+        with Progress(job.steps, record.step, job.options.epochs, unit=record.unit) as progress:
+            if run.resumed:
+                batch = f"going on after batch {record.step:,} of {job.steps:,}"
+                progress.say("there is no checkpoint: from the beginning" if run.fresh else batch)
+            with Loop(run, signals, progress) as loop:
+                try:
+                    return train_with_rollback(loop)
+                except (Diverged, SaveFailed):  # the state is wrong or cannot be saved
+                    raise
+                except Stopped:
+                    leave_checkpoint(loop)
+                    raise
+                except Damaged:
+                    job.peers.lost = True
+                    loop.saving.allow_repaired_data()
+                    if job.peers.processes == 1 and not loop.saving.drained:
+                        leave_checkpoint(loop)  # it needs all processes, and a state before draining
+                    raise
+                except BaseException as error:
+                    job.peers.lost = True
+                    checkpoint = try_checkpoint(loop)
+                    if durable.is_disk_full(error):
+                        raise
+                    raise Broken(checkpoint) from error
     finally:
-        run.record.trackers.finish(run.path, code)
+        record.close()
+
+
+def train_with_rollback(loop: Loop) -> tuple[str, str]:
+    """Trains and finishes. With --on-nan rollback it goes back to a checkpoint, but never twice for the same batch.
+
+    Returns: what Loop.finish returns. Raises: Diverged.
+    """
+    furthest = 0
+    while True:
+        try:
+            loop.train()
+            return loop.finish()
+        except Diverged as found:
+            if loop.options.on_nan != "rollback":
+                raise
+            if found.step <= furthest:
+                raise Diverged(f"{found}, again after going back to a checkpoint", found.step) from None
+            furthest = found.step
+            loop.warn(f"WARNING: {found}.")
+            roll_back(loop, found)
+
+
+def roll_back(loop: Loop, why: Diverged) -> None:
+    """Restores the newest checkpoint. Raises Diverged if there is none, and BadInput if none is whole."""
+    record, saving = loop.record, loop.saving
+    saving.abandon()
+    loop.in_dispatch = True  # until pipeline and record agree again
+    found = newest(loop.job, saving.root)
+    if found is None:
+        raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
+    begin_again(loop.job, record, *found)
+    record.sessions -= 1  # a rollback begins no new session
+    record.close()
+    if record.trackers.clients:
+        record.trackers.write(loop.run.path)
+    record.open(loop.run.path, loop.options.tensorboard)
+    saving.begin()
+    loop.in_dispatch = False
+    loop.warn(f"WARNING: gone back to the checkpoint after batch {record.step:,}.")
+
+
+def leave_checkpoint(loop: Loop) -> None:
+    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if none can be
+    written."""
+    try:
+        loop.saving.save()
+        loop.saving.check(needed=True)
+    except (SaveFailed, Diverged):
+        raise
+    except Exception as error:  # for example one of JAX's, if the device is lost
+        raise SaveFailed(f"The state cannot be read ({reason(error)}).") from error
+    if not loop.saving.is_current():
+        raise SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
+
+
+def try_checkpoint(loop: Loop) -> str:
+    """Tries `leave_checkpoint` after a fault. Never raises; returns a sentence on the outcome."""
+    step = f"batch {loop.record.step:,}"
+    if loop.job.peers.processes > 1:
+        return "No checkpoint was tried: it needs all processes."
+    if loop.in_dispatch:
+        return f"The dispatch after {step} was interrupted, so its half-done state was not saved."
+    if loop.saving.drained and not loop.saving.is_current():
+        return f"The batches in flight after {step} have been used up, so that state was not saved."
+    try:
+        leave_checkpoint(loop)
+    except Exception as failed:
+        return f"A checkpoint after {step} was tried and failed ({reason(failed)})."
+    return f"A checkpoint after {step} was written."
 
 
 def train(run: Run, signals: Signals) -> int:
@@ -150,7 +336,7 @@ def train(run: Run, signals: Signals) -> int:
     if first:
         (run.path / run_files.SUMMARY).unlink(missing_ok=True)
     try:
-        summary = summarise(run, *session.train(run, signals))  # involves all processes
+        summary = summarise(run, *session(run, signals))  # involves all processes
         if first:
             run_files.write_json(run.path / run_files.SUMMARY, summary)
     except tuple(ENDINGS) as error:
@@ -252,7 +438,7 @@ def summarise(run: Run, parameters_sha256: str, state_sha256: str) -> dict[str, 
     job, record, o, pipeline = run.job, run.record, run.job.options, run.job.pipeline
     epochs = record.step / job.steps_per_epoch
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
-    rate, dataset = record.per_second(), job.dataset
+    rate, dataset = record.speed.mean(), job.dataset
     return {
         **{name: getattr(o, name) for name in dict.fromkeys((*names, *job.asked_for, *job.of_recipe))},
         "split": list(job.partition.cuts),

@@ -29,7 +29,7 @@ from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import incidents
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
-from fdg_jax.training.record import Record, Run
+from fdg_jax.training.record import Run
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
 TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
@@ -53,13 +53,13 @@ class Loop:
         self.in_flight = self.pipeline.watch() if o.stall_seconds or not alone else None
         self.watchdog = watchdog(self.job, self.in_flight, run.path) if self.in_flight else None
         self.feed = feed(self.job.dataset, o, self.job.steps, signals.check if alone else lambda: None)
-        self.clock = ThroughputClock(self.pipeline, self.record, o)
+        self.first = FirstDispatches(o)
         self.transform = self.job.dataset.test_transform()
         nonfinite = NonFinitePolicy(self.job, self.feed.batch, self.warn)
         self.record.on_nonfinite = nonfinite.handle_metrics
         self.saving = Saving(run, progress.say, nonfinite, self.in_flight)
         profiled = run.start.profile if self.job.peers.first else 0
-        self.profile = Profile(profiled, run.path, self.clock.paused, progress.say)
+        self.profile = Profile(profiled, run.path, self.paused, progress.say)
 
     def __enter__(self) -> "Loop":
         self.held = ExitStack()
@@ -108,7 +108,7 @@ class Loop:
         """Enters the next batches into the pipeline: as many as one dispatch takes."""
         with waiting(self.in_flight, "L", self.record.step + 1):
             work = self.feed.next(self.record.step)
-        may_compile = self.clock.before_dispatch(work.shape)
+        may_compile = self.first.may_compile(work.shape)
         self.profile.before_dispatch(work.shape[0], may_compile)
         if self.watchdog:
             self.watchdog.may_compile = may_compile
@@ -116,7 +116,9 @@ class Loop:
         work.enter(self.pipeline)
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         self.in_dispatch = False
-        self.clock.after_dispatch(may_compile)
+        if may_compile:
+            self.pipeline.wait()
+            self.record.speed.forget()
         self.profile.after_dispatch()
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, may_compile)
@@ -124,6 +126,13 @@ class Loop:
     def read_losses(self, wait: bool = False) -> None:
         """Records the losses that are finished; wait: waits for all of them."""
         self.record.losses(self.pipeline.losses(wait=wait))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context for work other than training, whose time is not counted. Waits for the devices first."""
+        self.pipeline.wait()
+        with self.record.speed.pause():
+            yield
 
     def evaluation_due(self) -> bool:
         """Whether --evaluate-every asks for an evaluation after the newest batch, and it is still to be made."""
@@ -134,7 +143,7 @@ class Loop:
         """Evaluates. With --keep-best, saves a checkpoint if this evaluation is the best. Raises Stopped after a
         signal."""
         record = self.record
-        with self.clock.paused():  # with the newest weights, whether or not batches are in flight
+        with self.paused():  # with the newest weights, whether or not batches are in flight
             found = self.pipeline.evaluate(self.test_batches(), self.transform)
             self.read_losses(wait=True)  # so that their lines come before the evaluation's
             if record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
@@ -145,7 +154,7 @@ class Loop:
         loss = f"{record.train_loss():.4f}" if record.recent else "not known yet"  # nan means that a run has diverged
         self.progress.say(
             f"epoch {round(record.step / self.job.steps_per_epoch, 2):g}: test error {record.error:.2f}%{more}, "
-            f"training loss {loss}, {per_second(record.per_second(), record.unit)}, "
+            f"training loss {loss}, {per_second(record.speed.mean(), record.unit)}, "
             f"learning rate {record.learning_rate(max(record.step, 1)):g}"
         )
 
@@ -168,7 +177,9 @@ class Loop:
             self.saving.check(last=True)
         except run_checkpoints.SaveFailed as error:  # the weights are lost, but their test error can still be reported
             failed = error
-        with self.clock.paused():
+        with self.paused():
+            self.read_losses(wait=True)
+            self.record.speed.forget()  # of the batches in flight only the rest is computed now
             state_sha256 = self.pipeline.state_sha256()
             if self.options.drain:
                 self.saving.drained = True
@@ -183,68 +194,26 @@ class Loop:
         return self.pipeline.parameters_sha256(), state_sha256
 
 
-class ThroughputClock:
-    """The clock for images/s or tokens/s: it adds the training time, and the images or tokens trained on, to the
-    record.
+class FirstDispatches:
+    """Tells which dispatches may compile, so that their time is not taken for that of training.
 
-    It runs during training and stops while programs may compile and during evaluations. It waits for the device at each
-    start and stop, so that only finished work is counted. The host's work for a checkpoint is left out, too: its time
-    is that of the record's `Speed`.
+    The first dispatch of a shape may compile. In the pipeline, a batch of a new size needs 2K ticks through all stages
+    and back, and with M accumulated batches M-1 more until the update. So 2K+M-1 dispatches may compile.
     """
 
-    def __init__(self, pipeline: Any, record: Record, options: Config):
-        self.pipeline, self.record, self.options = pipeline, record, options
+    def __init__(self, options: Config):
+        one_program = (options.window or 1) > 1 and options.engine == "delay-line"
+        self.each = 1 if one_program else 2 * options.K + options.accumulate - 1
         self.shapes: set[tuple[int, ...]] = set()  # of the dispatches so far
-        self.dispatches_to_compile = 0  # how many of the next dispatches may still compile
-        self.started: tuple[float, int] | None = None  # (time of the clock's start, images or tokens entered before)
+        self.left = 0  # how many of the next dispatches may still compile
 
-    def before_dispatch(self, shape: tuple[int, ...]) -> bool:
-        """Starts or stops the clock for a dispatch [batches, examples in each]; returns whether the dispatch may
-        compile.
-
-        The first dispatch of a shape may compile. In the pipeline, a batch of a new size needs 2K ticks through all
-        stages and back, and with M accumulated batches M-1 more until the update. So 2K+M-1 dispatches may compile.
-        """
+    def may_compile(self, shape: tuple[int, ...]) -> bool:
+        """Whether the next dispatch may compile. shape: [batches, examples in each]."""
         if shape not in self.shapes:
             self.shapes.add(shape)
-            o = self.options
-            one_program = (o.window or 1) > 1 and o.engine == "delay-line"
-            self.dispatches_to_compile = 1 if one_program else 2 * o.K + o.accumulate - 1
-        if self.dispatches_to_compile:
-            self.stop()
-            self.dispatches_to_compile -= 1
-            return True
-        if self.started is None:
-            self.pipeline.wait()
-            self.started = self.record.speed.seconds(), self.record.units
-        return False
-
-    def after_dispatch(self, may_compile: bool) -> None:
-        """Waits for a dispatch that may have compiled, so that compilation is never counted as training."""
-        if may_compile:
-            self.pipeline.wait()
-            self.record.speed.compiled()
-
-    def stop(self) -> None:
-        """Stops the clock if it runs. Adds its time, and the images or tokens entered meanwhile, to the record."""
-        if self.started is not None:
-            self.pipeline.wait()
-            start, units = self.started
-            if self.record.units > units:  # else no batch entered after the start
-                self.record.timed(self.record.units - units, self.record.speed.seconds() - start)
-            self.started = None
-
-    def forget(self) -> None:
-        """Stops the clock and drops its time, since the record has gone back to a checkpoint."""
-        self.started = None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context for work other than training, during which the clock is stopped."""
-        self.stop()
-        self.pipeline.wait()
-        with self.record.speed.pause():
-            yield
+            self.left = self.each
+        self.left -= 1
+        return self.left >= 0
 
 
 class Profile:

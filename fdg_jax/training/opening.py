@@ -20,10 +20,11 @@ from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
 from fdg_jax.runs.progress import clock, count, per_second
 from fdg_jax.stage import shapes
 from fdg_jax.training.job import Job
-from fdg_jax.training.loop import ThroughputClock, feed
+from fdg_jax.training.loop import FirstDispatches, feed
 from fdg_jax.training.record import Record, Run
 
 FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training, which ends at the first limit
+NEVER = 10**9  # batches between two lines of metrics.jsonl, which a dry run does not write
 DISTURBED_PERCENT = 5.0  # of the cores' time; other processes that take more are reported
 PARTS = ("weights", "optimizer", "statistics", "auxiliary", "stashes", "old_weights", "gradients", "in_flight")
 
@@ -247,30 +248,33 @@ def memory_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 def measured(job: Job, signals: Signals) -> Times:
     """Trains on batches of the run until enough are timed, then evaluates a test batch."""
     o, pipeline, begun = job.options, job.pipeline, time.monotonic()
-    examples = len(job.dataset.train_inputs)
-    record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes=False, source=job.dataset)
-    timer = ThroughputClock(pipeline, record, o)
+    examples, first = len(job.dataset.train_inputs), FirstDispatches(o)
+    record = Record(examples, o.batch_size, NEVER, job.learning_rates, writes=False, source=job.dataset)
+    record.on_nonfinite = lambda metrics: None
     batches = feed(job.dataset, o, job.steps + MOST_BATCHES, signals.check)  # a short run is repeated
     compiling, began_timing, others = 0.0, None, OtherProcesses()
     try:
         while record.step < 2 * o.K + o.accumulate + MOST_BATCHES:
             signals.check()
             work = batches.next(record.step)
-            may_compile = timer.before_dispatch(work.shape)
+            may_compile = first.may_compile(work.shape)
             now = time.monotonic()
             if began_timing is None and not may_compile:
                 began_timing, others = now, OtherProcesses()
-            if began_timing and (record.timed_seconds + now - began_timing > FEW_SECONDS) and record.step > 5:
+            if began_timing and now - began_timing > FEW_SECONDS and record.step > 5:
                 break
             work.enter(pipeline)
             record.entered(work.shape[0], work.shape[0] * work.shape[1])
-            timer.after_dispatch(may_compile)
-            pipeline.losses()  # else the pipeline would keep them
-            compiling += time.monotonic() - now if may_compile else 0.0
+            if may_compile:
+                pipeline.wait()
+                record.speed.forget()
+                compiling += time.monotonic() - now
+            record.losses(pipeline.losses())
             if time.monotonic() - begun > MOST_SECONDS:
                 break
-        timer.stop()
-        rate, taken = record.per_second(), others.percent()
+        pipeline.wait()
+        record.losses(pipeline.losses(wait=True))
+        rate, taken = record.speed.mean(), others.percent()
         return Times(compiling, record.per_example / rate if rate else None, evaluation(job, batches), taken)
     finally:
         batches.close()

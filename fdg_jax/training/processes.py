@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import jax
 from jax.errors import JaxRuntimeError
 
+from fdg_jax.checkpoint.run_checkpoints import Processes
 from fdg_jax.checks.options import check_numbers
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, reason
@@ -31,9 +32,8 @@ from fdg_jax.options.common import AUTO, Joining
 from fdg_jax.options.fields import spelled
 from fdg_jax.runs import reading, run_files
 from fdg_jax.transport import joining as transport
-from fdg_jax.transport.agreement import first_difference
 from fdg_jax.transport.gathering import Absent
-from fdg_jax.transport.notices import Notices
+from fdg_jax.transport.notices import Notices, first_difference
 
 Answer = TypeVar("Answer")
 
@@ -54,31 +54,19 @@ class Silent(Exception):
     """Another process has not answered in time: it or the connection to it is gone."""
 
 
-class Peers:
+class Peers(Processes):
     """The processes of a training in a single process. `JoinedPeers` is for several.
 
-    process: the number of this process, from 0. processes: how many there are. seconds: how long to wait for another
-        one.
+    seconds: how long to wait for another one.
     """
 
-    process, processes, seconds = 0, 1, math.inf
+    seconds = math.inf
     lost = False  # whether this process must end alone, for a reason unknown to the others
 
     @property
     def first(self) -> bool:
         """Whether this is process 0, which writes the run directory and prints."""
         return self.process == 0
-
-    def all_gather(self, value: Any, name: str = "") -> list[Any]:
-        """Sends a JSON value to all processes, and waits for the values of all.
-
-        Arguments:
-            value: this process's value.
-            name: the name of this exchange, if a thread makes it; other exchanges are numbered.
-
-        Returns: the values of the processes 0, 1, ...
-        """
-        return [value]
 
     def from_zero(self, make: Callable[[], Any]) -> Any:
         """Calls `make` in process 0 and returns its JSON value in all processes.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -25,77 +25,38 @@ from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.runs.run_files import CHECKPOINTS, METRICS, cut_back, newest_points
-from fdg_jax.runs.trackers import NO_TRACKERS, Trackers
+from fdg_jax.runs.trackers import NO_TRACKERS
 from fdg_jax.runs.trackers import tensorboard as open_board
 from fdg_jax.strict_json import finite
 from fdg_jax.training.job import Job
-
-
-class RunLog:
-    """The open files of a run directory: `metrics.jsonl` with a line for each event, and TensorBoard's curves.
-
-    Arguments:
-        run: the run directory.
-        lines: how many lines of metrics.jsonl belong to the checkpoint; later ones are dropped.
-        step: the batch at which TensorBoard's curves begin.
-        tensorboard: whether TensorBoard's curves are written.
-        trackers: get the same curves, and stay open when the log is closed.
-
-    `lines` is the number of lines so far; a checkpoint contains it.
-    """
-
-    def __init__(
-        self, run: Path, lines: int = 0, step: int = 0, tensorboard: bool = False, trackers: Trackers = NO_TRACKERS
-    ):
-        path, newest = run / METRICS, newest_points(run)
-        self.lines = cut_back(path, lines)
-        if self.lines < lines:
-            fact = f"{path} has {self.lines} of the {lines} lines that it had at the checkpoint"
-            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
-        self.file = path.open("a+", encoding="utf-8")
-        durable.flush_folder(run)
-        self.trackers, self.board = trackers, open_board(run, step, newest) if tensorboard else NO_TRACKERS
-
-    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None] = MappingProxyType({})) -> None:
-        """Writes a line, and adds a point to each curve at the event's step."""
-        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
-        self.file.flush()
-        self.lines += 1
-        self.board.add(event["step"], curves)
-        self.trackers.add(event["step"], curves)
-
-    def flush(self) -> None:
-        """Brings all lines so far to the disk. The thread that writes checkpoints calls this method."""
-        os.fsync(self.file.fileno())
-        self.board.flush()
-
-    def close(self) -> None:
-        """Closes the files."""
-        self.file.close()
-        for client in self.board.clients.values():
-            client.finish({}, 0)
-
 
 HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
 
 class Speed:
-    """The speed of training. Call finished() after reading losses, and do all other work within pause()."""
+    """The speed of training: that of the newest seconds, and the mean of all sessions. Only finished work counts, and
+    neither the time of programs that may compile nor that of `pause`. Call finished() after reading losses."""
 
     def __init__(self) -> None:
-        self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, units finished by then)
-        self.not_training, self.units = 0.0, 0
+        self.timed_seconds, self.timed_units = 0.0, 0  # of training, and the images or tokens finished in them
+        self.marks: deque[tuple[float, int]] = deque()  # both, at the newest calls of finished()
+        self.last: float | None = None  # when finished() was called last; None: time is not counted
+        self.not_training = 0.0
         self.paused_at: float | None = None
 
     def seconds(self) -> float:
-        """Seconds of training so far. A pause, in which losses may be read too, adds none."""
+        """The clock of training. It stands still in a pause, in which losses may be read."""
         now = time.monotonic() if self.paused_at is None else self.paused_at
         return now - self.not_training
 
     def finished(self, units: int) -> None:
         """Counts images or tokens that were finished since the last call."""
-        self.units += units
-        self.marks.append((self.seconds(), self.units))
+        now = self.seconds()
+        if self.last is not None:
+            self.timed_seconds += now - self.last
+            self.timed_units += units
+        self.last = now
+        self.marks.append((self.timed_seconds, self.timed_units))
         while len(self.marks) > 2 and self.marks[1][0] < self.marks[-1][0] - HORIZON_SECONDS:
             self.marks.popleft()
 
@@ -111,16 +72,21 @@ class Speed:
             if outer is None:
                 self.not_training += time.monotonic() - start
 
-    def compiled(self) -> None:
-        """Drops the measurements so far, as the last dispatch may have compiled."""
+    def forget(self) -> None:
+        """Counts neither the time nor the work since the last call of finished(): something may have compiled."""
         self.marks.clear()
+        self.last = None
 
     def now(self) -> float | None:
-        """Images or tokens per second; None while too little has been measured."""
+        """Images or tokens per second of the newest seconds; None while too little has been measured."""
         if not self.marks:
             return None
         (start, before), (end, after) = self.marks[0], self.marks[-1]
         return (after - before) / (end - start) if end - start >= SHORTEST_SECONDS else None
+
+    def mean(self) -> float | None:
+        """Images or tokens per second of all sessions; None if nothing has been timed yet."""
+        return self.timed_units / self.timed_seconds if self.timed_seconds > 0 else None
 
 
 class Diverged(Exception):
@@ -154,8 +120,8 @@ class Record:
         writes: whether it writes files; only one of several processes does.
         source: the data set, which has the unit of speed; None: images.
 
-    `step` is the number of batches entered. `seconds` is the wall-clock time of all sessions, with compilation and
-    evaluation.
+    `step` is the number of batches entered, `lines` that of lines in metrics.jsonl. `seconds` is the wall-clock time of
+    all sessions, with compilation and evaluation.
     """
 
     def __init__(
@@ -173,7 +139,7 @@ class Record:
         self.measures = source.measures if source else lambda loss: {}
         self.log_every, self.learning_rates, self.writes = log_every, learning_rates, writes
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1
-        self.timed_units, self.timed_seconds, self.units = 0, 0.0, 0  # units are images or tokens
+        self.units = 0  # images or tokens that have entered
         self.pending: list[float] = []  # losses since the last line
         self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of the newest batches
         self.error: float | None = None
@@ -185,30 +151,42 @@ class Record:
         self.bad: tuple[int, ...] = ()  # the first update of each stage that is known to be refused, as Metrics.bad
         self.on_nonfinite: Callable[[Metrics], None] = raise_diverged
         self.speed = Speed()
-        self.trackers = NO_TRACKERS
-        self.log: RunLog | None = None
+        self.trackers = self.board = NO_TRACKERS
+        self.file: TextIO | None = None  # metrics.jsonl
         self._began = time.monotonic()
 
     def open(self, run: Path, tensorboard: bool) -> None:
-        """Opens the files; lines after the checkpoint are dropped."""
-        if self.writes:
-            self.log = RunLog(run, self.lines, self.step, tensorboard, self.trackers)
+        """Opens the files, for batches after `step`. Lines of metrics.jsonl after the checkpoint are dropped."""
         self._began = time.monotonic()
+        if not self.writes:
+            return
+        path, newest, lines = run / METRICS, newest_points(run), self.lines
+        self.lines = cut_back(path, lines)
+        if self.lines < lines:
+            fact = f"{path} has {self.lines} of the {lines} lines that it had at the checkpoint"
+            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
+        self.file = path.open("a+", encoding="utf-8")
+        durable.flush_folder(run)
+        self.board = open_board(run, self.step, newest) if tensorboard else NO_TRACKERS
 
     def catch_up(self) -> None:
         """Records the losses that were unfinished when the checkpoint was written; a second call does nothing."""
         unread, self.unread = self.unread, []
         self.losses([each._replace(bad=self.bad) for each in unread])
+        self.speed.forget()
 
     def close(self) -> None:
-        """Closes the files."""
-        if self.log:
-            self.log.close()
+        """Closes the files; the trackers stay open."""
+        if self.file:
+            self.file.close()
+            for client in self.board.clients.values():
+                client.finish({}, 0)
 
     def flush(self) -> None:
         """Brings all lines so far to the disk. The thread that writes checkpoints calls this method."""
-        if self.log:
-            self.log.flush()
+        if self.file:
+            os.fsync(self.file.fileno())
+            self.board.flush()
 
     def state(self) -> dict[str, Any]:
         """The numbers that a checkpoint keeps; `restore` is the inverse."""
@@ -216,10 +194,10 @@ class Record:
             "step": self.step,
             "seconds": self.elapsed(),
             "evaluated": self.evaluated,
-            "lines": self.log.lines if self.log else self.lines,
+            "lines": self.lines,
             "sessions": self.sessions,
-            "timed_images": self.timed_units,  # an old name, from when all data were images
-            "timed_seconds": self.timed_seconds,
+            "timed_images": self.speed.timed_units,  # an old name, from when all data were images
+            "timed_seconds": self.speed.timed_seconds,
             "images": self.units,
             "pending": np.asarray(self.pending, np.float64),
             "recent": np.asarray(self.recent, np.float64),
@@ -233,8 +211,9 @@ class Record:
         found = Reading(state)
         for name in ("step", "evaluated", "lines", "sessions"):
             setattr(self, name, number(found, name))
-        self.timed_units, self.units = number(found, "timed_images"), number(found, "images")
-        self.seconds, self.timed_seconds = real(found, "seconds"), real(found, "timed_seconds")
+        self.units, self.seconds = number(found, "images"), real(found, "seconds")
+        self.speed = Speed()
+        self.speed.timed_units, self.speed.timed_seconds = number(found, "timed_images"), real(found, "timed_seconds")
         self.pending, self.sessions = reals(found, "pending"), self.sessions + 1
         self.recent.clear()
         self.recent.extend(reals(found, "recent"))
@@ -251,11 +230,6 @@ class Record:
         """Counts a dispatch of so many batches and examples."""
         self.step += batches
         self.units += examples * self.per_example
-
-    def timed(self, units: int, seconds: float) -> None:
-        """Counts images or tokens that took so many seconds, without compilation and evaluation."""
-        self.timed_units += units
-        self.timed_seconds += seconds
 
     def losses(self, metrics: Sequence[Metrics]) -> None:
         """Records finished losses, in the order of their batches. Only finite ones enter a mean."""
@@ -288,7 +262,7 @@ class Record:
     def line(self, step: int) -> None:
         """Writes a line of metrics.jsonl: the mean loss of the batches since the last line, up to batch `step`."""
         loss = math.fsum(self.pending) / len(self.pending) if self.pending else None
-        rate = self.rate or self.per_second()
+        rate = self.rate or self.speed.mean()
         event = {
             "step": step,
             "epoch": round(step / self.steps_per_epoch, 4),
@@ -299,10 +273,15 @@ class Record:
         self.write(event, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
 
-    def write(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
-        """Writes an event, if this process writes files."""
-        if self.log:
-            self.log.append(event, curves)
+    def write(self, event: Mapping[str, Any], curves: Mapping[str, float | None] = MappingProxyType({})) -> None:
+        """Writes a line, and adds a point to each curve at the event's step, if this process writes files."""
+        if not self.file:
+            return
+        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
+        self.file.flush()
+        self.lines += 1
+        self.board.add(event["step"], curves)
+        self.trackers.add(event["step"], curves)
 
     def learning_rate(self, step: int) -> float:
         """The rate of batch `step`, from 1, with the digits of a float32."""
@@ -329,11 +308,6 @@ class Record:
     def train_loss(self) -> float:
         """The mean over the newest batches, as many as an epoch has (fewer if the run is shorter)."""
         return math.fsum(self.recent) / len(self.recent) if self.recent else math.nan
-
-    def per_second(self) -> float | None:
-        """The speed of training in images or tokens, without compilation and evaluation; None if nothing has been timed
-        yet."""
-        return self.timed_units / self.timed_seconds if self.timed_seconds > 0 else None
 
 
 class Run(NamedTuple):

@@ -34,7 +34,7 @@ from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.stage.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stage.precision import precision
-from fdg_jax.training import job, loop, session
+from fdg_jax.training import job, loop
 from fdg_jax.training.job import Partition
 
 Variables = Mapping[str, Any]
@@ -210,7 +210,7 @@ class Trained:
             raise BadInput(f"{theirs} {wrong}: {self.options.dataset} has no such option. Use {ours}, or leave it out.")
         files = None if text is None else os.pathsep.join(map(str, text))
         source = job.load_data(at(self.options, data_dir=data_dir, text=files), "")
-        session.check_data(source, self.about, "evaluating")
+        job.check_data(source, self.about, "evaluating")
         return loop.feed(source, self.options, 0).test()
 
     def save(self, path: AnyPath) -> None:

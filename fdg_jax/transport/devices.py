@@ -69,16 +69,14 @@ def stage_devices(K: int, here: bool = False) -> tuple[list[Any], str]:
     """Chooses the devices of the stages. If there are fewer than K, neighbouring stages share them evenly.
 
     Arguments:
-        K: number of stages.
+        K: number of stages, 1 or more.
         here: whether all of them are to be in this process, even if others have joined it.
 
     Returns: (a device for each stage k = 1..K, a warning if stages share devices, else "").
 
     Raises:
-        BadInput: K is below 1, or JAX finds no device.
+        BadInput: JAX finds no device.
     """
-    if K < 1:
-        raise BadInput(f"K={K} stages: a pipeline has at least one. Use K=1 (plain BP) or more.")
     request_cpu_devices(K)  # if it is too late, the devices that exist are used
     try:
         found = jax.local_devices()

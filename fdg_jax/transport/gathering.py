@@ -7,10 +7,10 @@ greeted has not found its own run, and sends nothing.
 """
 
 import contextlib
+import select
 import socket
 import time
-from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 from fdg_jax.errors import BadInput, reason
 
@@ -48,56 +48,44 @@ def receive(place: tuple[str, int], _: int, processes: int, until: float) -> Non
     """Process 0: greets the others, and lets them go on together. A thread listens to each connection, so that a
     foreign process that sends nothing delays no other."""
     with contextlib.ExitStack() as held:
-        listening = held.enter_context(socket.socket())
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run do no harm
         try:
-            listening.bind(place)
-            listening.listen()
+            listening = held.enter_context(socket.create_server(place))  # connections of an earlier run do no harm
         except OSError as error:
             fact = f"process 0 cannot listen at {place[0]}:{place[1]}: {reason(error)}"
             raise BadInput(f"{fact}. {OWN_PORT}") from None
         listening.settimeout(ACCEPT_SECONDS)
-        here, arrived = dict[int, socket.socket](), SimpleQueue[tuple[int, socket.socket]]()
+        here, lock = dict[int, socket.socket](), Lock()
         while len(here) < processes - 1:
             if time.monotonic() > until:
                 missing = sorted(set(range(1, processes)) - here.keys())
                 raise Absent(f"process {', '.join(map(str, missing))}")
             with contextlib.suppress(OSError):
                 other = held.enter_context(listening.accept()[0])
-                Thread(target=hear, args=(other, until, arrived), daemon=True).start()
-            while not arrived.empty():
-                number, other = arrived.get()
-                if 0 < number < processes and (number not in here or has_left(here[number])):
-                    here[number] = other
-                else:
-                    with other, contextlib.suppress(OSError):
-                        other.sendall(REFUSED)
+                Thread(target=hear, args=(other, until, range(1, processes), here, lock), daemon=True).start()
         for other in here.values():
             with contextlib.suppress(OSError):  # it is gone, which JAX will notice
-                other.setblocking(True)
                 other.sendall(GO)
 
 
-def hear(other: socket.socket, until: float, arrived: SimpleQueue[tuple[int, socket.socket]]) -> None:
-    """Greets a process that has connected, and waits for its number. If it sends anything else, it is disconnected."""
+def hear(other: socket.socket, until: float, numbers: range, here: dict[int, socket.socket], lock: Lock) -> None:
+    """Greets a process that has connected, and adds it to those that are here by the number that it sends. If it sends
+    anything else, it is disconnected."""
     with contextlib.suppress(OSError):
         other.sendall(GREETING)
-        said = line(other, until)
-        if said.strip().isdigit():
-            arrived.put((int(said), other))
-        else:
-            other.close()
+        said = line(other, until).strip()
+        if not said.isdigit():
+            return other.close()
+        with lock:
+            if int(said) in numbers and (int(said) not in here or has_left(here[int(said)])):
+                here[int(said)] = other
+                return
+        other.sendall(REFUSED)
+        other.close()
 
 
 def has_left(other: socket.socket) -> bool:
     """Whether a waiting process has closed its connection, because it has ended."""
-    other.setblocking(False)
-    try:
-        return other.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    return bool(select.select([other], [], [], 0)[0])  # it sends nothing while it waits
 
 
 def come(place: tuple[str, int], process: int, processes: int, until: float) -> None:
@@ -126,7 +114,8 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
 
 
 def line(way: socket.socket, until: float) -> bytes:
-    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError (an OSError) if time `until` is over."""
+    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError (an OSError) if time `until` is over,
+    however often a byte arrives."""
     said = b""
     while not said.endswith(b"\n") and len(said) < LONGEST:
         if (left := until - time.monotonic()) <= 0:

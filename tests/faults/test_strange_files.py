@@ -6,7 +6,6 @@ import random
 import resource
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -174,9 +173,7 @@ class Strange:
 
 
 def record() -> Record:
-    made = Record(128, 32, 10, np.ones(8))
-    made.log = SimpleNamespace(lines=0)  # type: ignore[assignment]
-    return made
+    return Record(128, 32, 10, np.ones(8))
 
 
 @pytest.fixture(scope="module")

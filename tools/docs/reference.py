@@ -46,7 +46,7 @@ PARTS = {
                        "fdg_jax.corrections.interface": ["CorrectionSpec", "Late", "Correction"],
                        "fdg_jax.options.fields": ["option"], "fdg_jax.models": ["Family"],
                        "fdg_jax.data": ["Dataset", "Stream", "Text"],
-                       "fdg_jax.transport.interface": ["Transport"], "fdg_jax.transport.devices": ["Place"]}),
+                       "fdg_jax.transport.in_process": ["InProcess"], "fdg_jax.transport.devices": ["Place"]}),
     "networks": Part("Networks and data", "Those of the training commands.",
                      {"fdg_jax.models": ["names", "blocks", "takes", "paper_split"],
                       "fdg_jax.data": ["names", "load", "load_text"],

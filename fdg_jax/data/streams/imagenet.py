@@ -16,8 +16,9 @@ from pathlib import Path
 
 from fdg_jax.data import directories, files, tfds
 from fdg_jax.data.download import Unavailable
+from fdg_jax.data.files import Encoded
 from fdg_jax.data.pictures import MEAN, SIDE, STD
-from fdg_jax.data.stream import Encoded, Stream
+from fdg_jax.data.stream import Stream
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.output import say
 
