@@ -10,10 +10,9 @@ import pytest
 from made_up_runs import events, make, rows
 
 import experiments
-from experiments import cifar10_short, methods_short
+from experiments import cifar10_short
 from experiments.harness import result_files, run_table, table_command
 from experiments.harness.run_table import RESULTS
-from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
 TABLE = cifar10_short.TABLE
@@ -129,7 +128,3 @@ def test_the_committed_page_is_what_the_committed_results_give(name):
     assert page.read_text() == table.document(lines), f"run `python -m experiments.{name} render`"
     assert all((RESULTS / link).is_file() for link in re.findall(r"\]\(([^):#]+)\)", page.read_text()))
     assert page.with_suffix(".png").is_file() == (table.picture is not None)
-
-
-def test_every_method_but_the_control_has_a_row_in_the_table_of_all_methods():
-    assert {run.flags["method"] for run in methods_short.RUNS} == {*methods.names()} - {"scaled_bp"}

@@ -64,10 +64,8 @@ def test_blocks_are_stem_then_residual_blocks_then_head(name):
     blocks = models.blocks(name, 10)
     residual = {"resnet8": 3, "resnet110": 54, "wrn28_10": 12, "resnet18": 8, "resnet101": 33, "mobilenet_v2": 17}
     inner = {**residual, "wrn28_10_fdg": 12, "mobilenet_v1": 13, "resnet8_fdg_init": 3, "resnet8_fdg_pool": 3}
-    kind = {"mobilenet_v1": "Separable"}.get(name, "Layer" if models.takes(name) == "tokens" else "Residual")
     assert len(blocks) == inner.get(name, len(blocks) - 2) + 2
-    assert {type(block).__name__ for block in blocks[1:-1]} == {kind}
-    assert kind not in type(blocks[0]).__name__
+    assert type(blocks[0]) not in {type(block) for block in blocks[1:-1]}
     assert "Head" in type(blocks[-1]).__name__
 
 

@@ -6,6 +6,7 @@ only cases whose name contains the word run. Only the public API is used, so the
 alike.
 """
 
+import argparse
 import itertools
 import os
 import sys
@@ -97,7 +98,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def main() -> int:
     warnings.simplefilter("ignore")
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("word", nargs="?", default="", help="run the cases that have this in their name")
+    word = parser.parse_args().word
     for name, options in cases():
         if word not in name:
             continue
