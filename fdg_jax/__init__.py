@@ -13,8 +13,8 @@ _MODULE_OF = {
     "Pipeline": "api",
     "Metrics": "engine.losses",
     "Evaluation": "engine.evaluate",
-    "Weighted": "stage.weighted",
-    "from_nnx": "stage.from_nnx",
+    "Weighted": "stages.weighted",
+    "from_nnx": "stages.from_nnx",
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
     "join_processes": "transport.joining",
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from fdg_jax.engine.evaluate import Evaluation
     from fdg_jax.engine.losses import Metrics
     from fdg_jax.errors import BadInput
-    from fdg_jax.stage.from_nnx import from_nnx
-    from fdg_jax.stage.weighted import Weighted
+    from fdg_jax.stages.from_nnx import from_nnx
+    from fdg_jax.stages.weighted import Weighted
     from fdg_jax.training.trained import load_run
     from fdg_jax.transport.devices import emulate_cpu
     from fdg_jax.transport.joining import join_processes

@@ -67,7 +67,7 @@ class Pipeline:
     devices: one per stage, or one for the delay line; by default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     dtype: "float32" (arrays are left as they are) or "bfloat16": modules compute with kernels and activations in
-        bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stage.precision). Flax
+        bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stages.precision). Flax
         layers need `dtype` too.
     remat: stages whose backward pass computes the activations again, so that a stash keeps only the input: "none",
         "all", or their numbers (1, 2).

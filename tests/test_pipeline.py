@@ -16,7 +16,7 @@ from small import CurrentPart, batches, cross_entropy, fed, parts, pipeline, rec
 
 from fdg_jax.engine import host_loop
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.stage import functions as pure
+from fdg_jax.stages import functions as pure
 
 
 def test_the_host_loop_is_one_page_and_imports_only_collections_and_types():
@@ -66,7 +66,7 @@ def test_one_compilation_per_stage_and_direction(monkeypatch):
         once = [chex.assert_max_traces(part, n=K) for part in (made.forward, made.backward)]
         return pure.Functions(*once, made.outputs)
 
-    monkeypatch.setattr("fdg_jax.stage.functions.functions", counting)
+    monkeypatch.setattr("fdg_jax.stages.functions.functions", counting)
     chex.clear_trace_counter()
     ours = pipeline(K, data[0], stages=parts(K, CurrentPart), weights="current")
     fed(ours, data)

@@ -13,7 +13,7 @@ import fdg_jax
 from fdg_jax import split
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.stage.functions import stream_key
+from fdg_jax.stages.functions import stream_key
 
 DATA = batches(8)
 X, Y = DATA[0]

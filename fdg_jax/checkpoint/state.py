@@ -200,7 +200,7 @@ def nonfinite_arrays(
 
 
 def first_refused_updates(state: Mapping[str, Any]) -> tuple[int, ...]:
-    """For each guarded stage (fdg_jax.stage.nonfinite), the number of its first refused update; 0 if there is none.
+    """For each guarded stage (fdg_jax.stages.nonfinite), the number of its first refused update; 0 if there is none.
 
     Arguments:
         state: what Pipeline.state() returns.

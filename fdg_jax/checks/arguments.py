@@ -1,6 +1,6 @@
 """Checks the arguments of `fdg_jax.Pipeline` and `init` before anything is traced, and cuts blocks into stages.
 
-Tracing finds shapes that do not fit (fdg_jax.stage.own_modules). fdg_jax.checks.batches checks batches.
+Tracing finds shapes that do not fit (fdg_jax.stages.own_modules). fdg_jax.checks.batches checks batches.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from fdg_jax import block_times, split
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import Option, checked
-from fdg_jax.stage.shapes import with_examples
+from fdg_jax.stages.shapes import with_examples
 from fdg_jax.transport.devices import Place, all_here, stage_devices
 
 Tree = Any

@@ -19,9 +19,9 @@ from fdg_jax.checks.arguments import kind
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.machine.jax_internals import is_tracing
-from fdg_jax.stage.functions import loss_of, metrics_of
-from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.weighted import Weighted, without_weights
+from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.shapes import describe
+from fdg_jax.stages.weighted import Weighted, without_weights
 
 Tree = Any
 Pair = tuple[Tree, Tree]

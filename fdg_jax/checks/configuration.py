@@ -28,13 +28,13 @@ from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import checked
-from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
-from fdg_jax.stage.nonfinite import guard_loss
-from fdg_jax.stage.own_modules import Shapes, check_loss, check_shapes, stage_1_inputs
-from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import describe, shape_of
-from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.tracing import trace_forward, trace_or_refuse
+from fdg_jax.stages.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
+from fdg_jax.stages.nonfinite import guard_loss
+from fdg_jax.stages.own_modules import Shapes, check_loss, check_shapes, stage_1_inputs
+from fdg_jax.stages.precision import precision
+from fdg_jax.stages.shapes import describe, shape_of
+from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.tracing import trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
 from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
 

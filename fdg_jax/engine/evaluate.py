@@ -10,9 +10,9 @@ from flax.errors import FlaxError
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.functions import loss_of, metrics_of
-from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.weighted import Weighted, without_weights
+from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.shapes import describe
+from fdg_jax.stages.weighted import Weighted, without_weights
 
 
 class Evaluation(NamedTuple):

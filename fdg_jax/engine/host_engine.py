@@ -30,8 +30,8 @@ from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperation
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
-from fdg_jax.stage.functions import loss_of, metrics_of
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import all_here
 
 Tree = Any
@@ -249,7 +249,7 @@ def delay_line_engine(problem: Problem) -> Engine:
     Arguments:
         problem: what to train, with the schedule of the pipeline.
 
-    Returns: the engine. fdg_jax.stage.delay_line says why this is the same training.
+    Returns: the engine. fdg_jax.stages.delay_line says why this is the same training.
     """
     place, K = problem.places[0], problem.schedule.K
     if not all_here(problem.places):

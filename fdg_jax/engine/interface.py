@@ -13,10 +13,10 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
-from fdg_jax.stage.functions import Spec, StageState
-from fdg_jax.stage.nonfinite import all_finite
-from fdg_jax.stage.shapes import describe, with_examples
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import Spec, StageState
+from fdg_jax.stages.nonfinite import all_finite
+from fdg_jax.stages.shapes import describe, with_examples
+from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import Place
 
 Tree = Any

@@ -15,7 +15,7 @@ import numpy as np
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.stage.weighted import Weighted, bounds, cut, weighted_sum
+from fdg_jax.stages.weighted import Weighted, bounds, cut, weighted_sum
 from fdg_jax.transport.devices import Place
 
 Tree = Any

@@ -15,16 +15,16 @@ from fdg_jax.engine.interface import SCAN, WHAT, Engine, Nonfinite, Problem, che
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
-from fdg_jax.stage import delay_line
-from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
-from fdg_jax.stage.nonfinite import guard_statistics
-from fdg_jax.stage.update import UpdateRule, evaluated, first_refused, newest_norm
+from fdg_jax.stages import delay_line
+from fdg_jax.stages.functions import flax_variables, loss_of, make_stage_functions, metrics_of
+from fdg_jax.stages.nonfinite import guard_statistics
+from fdg_jax.stages.update import UpdateRule, evaluated, first_refused, newest_norm
 
 Tree = Any
 
 
 class ScanEngine(Engine):
-    """BP with a delay line for each stage's gradients (fdg_jax.stage.delay_line), under `lax.scan`.
+    """BP with a delay line for each stage's gradients (fdg_jax.stages.delay_line), under `lax.scan`.
 
     run: the state of the run.
     one: one step, (run, inputs, labels) -> (run, (report, first refused updates or None, norms of gradients)).

@@ -33,9 +33,9 @@ from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
-from fdg_jax.stage.functions import Functions, Spec, raw_key
-from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.weighted import cut, weighted_sum
+from fdg_jax.stages.functions import Functions, Spec, raw_key
+from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.weighted import cut, weighted_sum
 from fdg_jax.transport.devices import Place
 
 Tree = Any

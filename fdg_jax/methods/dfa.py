@@ -18,8 +18,8 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Address, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
+from fdg_jax.stages.stage import Stage
 
 
 def dfa(K: int) -> Schedule:

@@ -21,7 +21,7 @@ from fdg_jax.methods._auxiliary import HEADS, local_loss
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import (
+from fdg_jax.stages.functions import (
     LOSSES,
     Spec,
     StageState,
@@ -32,8 +32,8 @@ from fdg_jax.stage.functions import (
     make_outputs,
     split_variables,
 )
-from fdg_jax.stage.shapes import zeros
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.shapes import zeros
+from fdg_jax.stages.stage import Stage
 
 
 @dataclasses.dataclass(frozen=True)

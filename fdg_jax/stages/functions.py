@@ -1,6 +1,6 @@
 """A Flax module as pure functions: forward pass, backward pass, evaluation. Engines and methods share them.
 
-What a gradient does to the weights is in fdg_jax.stage.update.
+What a gradient does to the weights is in fdg_jax.stages.update.
 """
 
 import zlib
@@ -15,8 +15,8 @@ from flax.traverse_util import flatten_dict
 
 from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
-from fdg_jax.stage.precision import Precision
-from fdg_jax.stage.switches import LOSSES, arguments
+from fdg_jax.stages.precision import Precision
+from fdg_jax.stages.switches import LOSSES, arguments
 
 Array = jax.Array
 Tree = Any

@@ -15,9 +15,9 @@ from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.machine import programs
-from fdg_jax.stage.functions import ComputeOptions, SownLosses, functions, init_variables, raw_key, split_variables
-from fdg_jax.stage.shapes import shape_of
-from fdg_jax.stage.switches import SWITCHES, WAY_OUT
+from fdg_jax.stages.functions import ComputeOptions, SownLosses, functions, init_variables, raw_key, split_variables
+from fdg_jax.stages.shapes import shape_of
+from fdg_jax.stages.switches import SWITCHES, WAY_OUT
 
 Tree = Any
 # Calls whose body takes the call's arguments and returns its results, one by one.

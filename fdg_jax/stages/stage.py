@@ -1,7 +1,7 @@
 """Stage k of the network on its device: its state, its compiled programs, and what it keeps of batches in flight.
 
 A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses the gradient
-when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stage.functions) and
+when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stages.functions) and
 owns everything that changes. A method whose stages keep something else, or compute gradients in another way, has a
 subclass of `Stage` in its own file.
 """
@@ -17,11 +17,11 @@ import numpy as np
 
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
-from fdg_jax.stage.exact_state import Checkpointed, Stash
-from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
-from fdg_jax.stage.nonfinite import guard_statistics
-from fdg_jax.stage.packing import Closure, Layout, on_packed
-from fdg_jax.stage.update import UpdateRule, evaluated, evaluated_elsewhere, first_refused, newest_norm, was_made
+from fdg_jax.stages.exact_state import Checkpointed, Stash
+from fdg_jax.stages.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
+from fdg_jax.stages.nonfinite import guard_statistics
+from fdg_jax.stages.packing import Closure, Layout, on_packed
+from fdg_jax.stages.update import UpdateRule, evaluated, evaluated_elsewhere, first_refused, newest_norm, was_made
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -32,7 +32,7 @@ class Stage(Checkpointed):
 
     A stash refers to the weights of its forward pass even if `stashed` is False (weights="current"), because a
     checkpoint needs them; so "current" saves no memory. Weights are never donated, since stashes refer to them. The
-    arrays of `state`, `line`, `sum` and the stashes are packed (fdg_jax.stage.packing).
+    arrays of `state`, `line`, `sum` and the stashes are packed (fdg_jax.stages.packing).
 
     Arguments:
         spec: what the stage consists of.

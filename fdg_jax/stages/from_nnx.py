@@ -20,7 +20,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.switches import LOSSES, SWITCHES, arguments, refusal, switch_of
+from fdg_jax.stages.switches import LOSSES, SWITCHES, arguments, refusal, switch_of
 
 Tree = Any
 Path = tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a guarded stage (fdg_jax.stage.update) does about a NaN or an infinity.
+"""What a guarded stage (fdg_jax.stages.update) does about a NaN or an infinity.
 
 A batch that spoils a gradient often spoils the running statistics of its forward passes too, and no later update would
 mend these. So a guard refuses new statistics as well. After a refused update the weights, the moments and their counts
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.stage.functions import loss_of, metrics_of
+from fdg_jax.stages.functions import loss_of, metrics_of
 
 Tree = Any
 

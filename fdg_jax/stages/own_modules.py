@@ -19,12 +19,12 @@ from optax import contrib
 from fdg_jax.arrays import check_usable, flattened, native
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.stage.functions import ComputeOptions, functions, loss_of, metrics_of, split_variables
-from fdg_jax.stage.shapes import describe, shape_of, zeros
-from fdg_jax.stage.switches import WAY_OUT, Untold, refusal
-from fdg_jax.stage.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
-from fdg_jax.stage.update import states_of
-from fdg_jax.stage.weighted import Weighted
+from fdg_jax.stages.functions import ComputeOptions, functions, loss_of, metrics_of, split_variables
+from fdg_jax.stages.shapes import describe, shape_of, zeros
+from fdg_jax.stages.switches import WAY_OUT, Untold, refusal
+from fdg_jax.stages.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
+from fdg_jax.stages.update import states_of
+from fdg_jax.stages.weighted import Weighted
 
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
@@ -64,7 +64,7 @@ def check_shapes(
     Raises:
         BadInput: something does not fit. It names the stage and the shapes.
     """
-    from fdg_jax.stage.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
+    from fdg_jax.stages.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
 
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")

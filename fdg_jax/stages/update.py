@@ -7,8 +7,8 @@
   gradient has a NaN or an infinity. FDG's beta and other corrections stand in front of the chain or around it.
 - `remember`: the correction's `updated`.
 
-These are pure functions on plain trees. `Stage` compiles them with packed arguments (fdg_jax.stage.packing), and
-fdg_jax.stage.delay_line traces them inside its scan. The host reads losses late, so it would notice a spoilt gradient
+These are pure functions on plain trees. `Stage` compiles them with packed arguments (fdg_jax.stages.packing), and
+fdg_jax.stages.delay_line traces them inside its scan. The host reads losses late, so it would notice a spoilt gradient
 after several updates; that is why the guard is inside the update. In a pipeline `optax.clip_by_global_norm` clips by
 the norm of one stage's gradient; the measured norms show what a threshold for each stage would have to be.
 """
@@ -21,7 +21,7 @@ import optax
 from optax import contrib
 
 from fdg_jax.corrections.interface import NONE, Correction
-from fdg_jax.stage.nonfinite import after_refusal, all_finite, select
+from fdg_jax.stages.nonfinite import after_refusal, all_finite, select
 
 Tree = Any
 
