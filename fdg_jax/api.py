@@ -30,6 +30,7 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
+from fdg_jax.stages.adapter import name_of
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
@@ -149,7 +150,7 @@ class Pipeline:
         return self
 
     def __repr__(self) -> str:
-        stages = ", ".join(type(stage).__name__ for stage in self._configuration.stages)
+        stages = ", ".join(name_of(stage) for stage in self._configuration.stages)
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.devices)
         return f"Pipeline(method={self.method.name!r}, K={self.K}, stages=[{stages}], devices=[{devices}])"
 
@@ -210,7 +211,7 @@ class Pipeline:
 
     def about(self) -> dict[str, Any]:
         """The facts about this pipeline that a file of its weights or state records."""
-        modules = [type(module).__name__ for module in self.modules]
+        modules = [name_of(module) for module in self.modules]
         about = {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
         return about | {"batches": self.batches}
 

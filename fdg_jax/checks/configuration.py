@@ -28,6 +28,7 @@ from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import checked
+from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
 from fdg_jax.stages.nonfinite import guard_loss
 from fdg_jax.stages.own_modules import Shapes, check_loss, check_shapes, stage_1_inputs
@@ -184,7 +185,7 @@ class Configuration:
         inputs, labels = map(shape_of, batch)
         x, n = stage_1_inputs(self.preprocess, inputs), jax.tree.leaves(inputs)[0].shape[0]
         for k, (module, compute, variables) in enumerate(self.followed, 1):
-            fact = f"stage k={k} ({type(module).__name__}) cannot take {describe(x)}, of a batch of {n}."
+            fact = f"stage k={k} ({name_of(module)}) cannot take {describe(x)}, of a batch of {n}."
             way_out = "Leave that batch out, or fill it up, with weights of 0 (fdg_jax.Weighted)."
             state = split_variables(variables)
             _, x, _ = trace_or_refuse(fact, trace_forward, module, compute, *state, x, way_out=way_out)

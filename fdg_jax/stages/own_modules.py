@@ -19,6 +19,7 @@ from optax import contrib
 from fdg_jax.arrays import check_usable, flattened, native
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput, first_line
+from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, functions, loss_of, metrics_of, split_variables
 from fdg_jax.stages.shapes import describe, shape_of, zeros
 from fdg_jax.stages.switches import WAY_OUT, Untold, refusal
@@ -72,7 +73,7 @@ def check_shapes(
     traced, inits, before = [], [], f"the input is {describe(x)}"
     owners: dict[int, tuple[Any, str]] = {}
     for k, (module, compute, other, optimizer) in enumerate(stages, 1):
-        who = f"stage k={k} ({type(module).__name__})"
+        who = f"stage k={k} ({name_of(module)})"
         fact, untold = f"{who} cannot take {describe(x)}; {before}.", Untold()
         with nn.intercept_methods(refuse_bridges), nn.intercept_methods(untold):
             seen = trace_or_refuse(fact, trace_module, module, compute, x, who=who)
