@@ -50,7 +50,8 @@ class Pipeline:
         default the number of `devices`, or the number that the first blocks give. With `split`, the initial weights
         depend on init's key alone, not on K.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
-        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well.
+        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well. Where
+        batches have no labels, it gets None.
     optimizer: an optax chain. Each stage has its own state of it, and gives it gradients that are already shrunk by
         beta**(K-k) (Eq. 17). Or a list of chains, one a stage, or a function k -> chain. Each chain sees the gradients
         of its own stage only, so optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient.
@@ -131,7 +132,8 @@ class Pipeline:
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches). Each is a
-        tree; labels may be `fdg_jax.Weighted`. A batch may also be a dictionary {"inputs", "labels"} and "weights".
+        tree; labels may be `fdg_jax.Weighted`, or None. A batch may also be a dictionary of "inputs" and perhaps
+        "labels" and "weights".
         variables: one Flax dictionary {"params": ..., "batch_stats": ...} per stage, or one for the whole network (as
         from `export`) where the stages are blocks of one; they are copied.
         """
@@ -189,9 +191,9 @@ class Pipeline:
                 self._checked_kinds.add(kinds)
         return structure.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> Metrics | None:
         """Enters W batches: each row of indices [W, batch] selects from images [N, ...], or other examples, and from
-        labels [N, ...].
+        labels [N, ...], which may be None.
 
         The pipeline makes W steps. The delay line makes one dispatch, with images and labels resident on its device.
         """
@@ -276,8 +278,8 @@ class Pipeline:
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
         """Test loss, top-1 error and the loss's metrics with the newest weights. Batches may be in flight.
 
-        batches: (inputs, labels) each. transform: maps the inputs to those of stage 1; it is traced. What a module
-        writes into a collection of its own is dropped.
+        batches: (inputs, labels) each; labels are None if they were so at init. transform: maps the inputs to those of
+        stage 1; it is traced. What a module writes into a collection of its own is dropped.
         """
         engine = self.engine
         self._guard.check_whole()

@@ -50,7 +50,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(changed, match):
     ((DATA[0], KEY), r"the key given is a tuple of 2. Use init\(jax\.random\.key\(0\), \(inputs, labels\)\)"),
     ((KEY, X), r"the example batch is \(inputs, labels\), not float32\[16, 8\]"),
     ((KEY, (X, Y[:9])), r"differ in length: \[9, 16\]"),
-    ((KEY, (X, None)), r"the labels hold None where an array of numbers is needed. .* give numpy\.zeros\(n\), say"),
+    ((KEY, (X, {})), "the labels hold None where an array of numbers is needed. If nobody needs any, give None, say"),
 ])  # fmt: skip
 def test_init_says_what_it_takes(arguments, match):
     with pytest.raises(BadInput, match=match):

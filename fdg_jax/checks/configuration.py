@@ -209,7 +209,8 @@ class Configuration:
             parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
         if parts:
             cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
-            way_out = f"Return the mean over the examples (of fdg_jax.Weighted: labels.mean), or {other}."
+            weighted = "by the weights if one part of the labels is fdg_jax.Weighted: its mean(values)"
+            way_out = f"Return the mean over the examples ({weighted}), or {other}."
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:

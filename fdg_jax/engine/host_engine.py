@@ -31,6 +31,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import all_here
 
@@ -98,9 +99,13 @@ class HostEngine(Engine):
             self.losses.add(self._before_drain + batch, results)
 
     def train_batch(self, inputs: Tree, labels: Tree) -> None:
-        for part, size in enumerate(self._micro_batches.sizes(labels), self.loop.t * self._micro_batches.M + 1):
+        self.enter(inputs, labels, examples(inputs))
+
+    def enter(self, inputs: Tree, labels: Tree, n: int) -> None:
+        """Enters one batch of n examples. inputs: None if stage 1 is in another process."""
+        for part, size in enumerate(self._micro_batches.sizes(n), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
-        parts = self._micro_batches.enter(self.stage_1_inputs(inputs, self.entered), labels)
+        parts = self._micro_batches.enter(self.stage_1_inputs(inputs, self.entered), labels, n)
         self.within_tick = True
         self.entered += 1
         self.loop.feed(parts)
@@ -113,10 +118,10 @@ class HostEngine(Engine):
         x = self.first.put_batch(inputs)
         return self._preprocess(x, self.first.put_weights(np.int32(step))) if self._preprocess else x
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         for row in indices:
             # A process without stage 1 needs no inputs, so it does not read them from a disk.
-            self.train_batch(images[row] if self.first else None, labels[row])
+            self.enter(images[row] if self.first else None, None if labels is None else labels[row], len(row))
 
     def drain(self) -> None:
         self.within_tick = True
@@ -173,7 +178,7 @@ class HostEngine(Engine):
         return x
 
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
-        self.transport.enter(0, len(jax.tree.leaves(labels)[0]))
+        self.transport.enter(0, examples(inputs))
         x = self.stage_1_inputs(inputs, step)
         for k in range(1, self.problem.schedule.K + 1):
             number, stage = 0, self.stages.get(k)

@@ -15,7 +15,7 @@ from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
 from fdg_jax.stages.functions import Spec, StageState
 from fdg_jax.stages.nonfinite import all_finite
-from fdg_jax.stages.shapes import describe, with_examples
+from fdg_jax.stages.shapes import describe, examples, with_examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import Place
 
@@ -146,7 +146,7 @@ class Engine:
         """Enters one batch. Dispatches and does not wait."""
         raise NotImplementedError
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
         raise NotImplementedError
 
@@ -174,7 +174,7 @@ class Engine:
         """Loss and error with the newest weights. transform: maps inputs to those of stage 1; or None."""
 
         def run(inputs: Tree, labels: Tree) -> Tally:
-            outputs = self.outputs(inputs, len(jax.tree.leaves(labels)[0]), transform)
+            outputs = self.outputs(inputs, examples(inputs), transform)
             return self.from_last(self._tally(outputs, self.last.put_batch(labels)) if self.last else None, shapes)
 
         specs = self.problem.specs
@@ -183,7 +183,7 @@ class Engine:
 
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """The outputs of stage K with the newest weights, in every process. Dispatches and does not wait."""
-        n, specs = len(jax.tree.leaves(inputs)[0]), self.problem.specs
+        n, specs = examples(inputs), self.problem.specs
         with fitting("predict", f"inputs {describe(inputs)}", f"stage 1 takes {describe(specs[0].x)}"):
             return self.from_last(self.outputs(inputs, n, transform), with_examples(specs[-1].outputs, n))
 

@@ -54,7 +54,10 @@ class ScanEngine(Engine):
             return run, (report, jnp.stack(refused) if refused else None, norms(run))
 
         def window(run, images, labels, indices):
-            return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
+            def of_row(run, row):
+                return one(run, *jax.tree.map(lambda array: array[row], (images, labels)))
+
+            return jax.lax.scan(of_row, run, indices)
 
         self.one = one
         self._step = programs.jit(one, donate_argnums=0)
@@ -77,7 +80,7 @@ class ScanEngine(Engine):
             self.run, told = self._step(self.run, *arrays)
             self.advance(1, *told)
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         if not len(indices):
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:

@@ -34,6 +34,7 @@ from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
 from fdg_jax.stages.functions import Functions, Spec, raw_key
+from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.weighted import cut, weighted_sum
 from fdg_jax.transport.devices import Place
@@ -205,11 +206,6 @@ def by_replica(functions: Functions, K: int, mesh: Mesh, loss_dtype: Any) -> Fun
         backward=backward,
         outputs=lambda params, extra, x: functions.outputs(params, first_replica(extra), x),
     )
-
-
-def examples(tree: Tree) -> int:
-    """The number of examples in a batch."""
-    return len(jax.tree.leaves(tree)[0])
 
 
 def in_unequal_parts(functions: Functions, K: int, loss_dtype: Any) -> Functions:

@@ -24,11 +24,11 @@ from fdg_jax.stages.shapes import describe, shape_of, zeros
 from fdg_jax.stages.switches import WAY_OUT, Untold, refusal
 from fdg_jax.stages.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
 from fdg_jax.stages.update import states_of
-from fdg_jax.stages.weighted import Weighted
+from fdg_jax.stages.weighted import all_weighted
 
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
-WEIGHTED = "The labels are fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
+WEIGHTED = "Labels in fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
 
 
 class Shapes(NamedTuple):
@@ -106,7 +106,7 @@ def check_message(who: str, k: int, y: Tree) -> None:
 def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
     """The shapes of what a loss returns. Raises BadInput unless this is one number, or (number, {name: number})."""
     fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
-    way_out = WEIGHTED if isinstance(labels, Weighted) else ""
+    way_out = WEIGHTED if all_weighted(labels) else ""
     report = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), outputs, labels, way_out=way_out)
     found = f"the loss of outputs {describe(outputs)} and labels {describe(labels)} is {describe(report)}"
     pair = isinstance(report, tuple | list) and len(report) == 2 and isinstance(report[1], Mapping)
