@@ -124,10 +124,8 @@ class Sampling(nn.Module):
 @pytest.mark.parametrize(("module", "match"), [
     (Switched(), r"stage k=1 \(Switched\) has an argument `deterministic`.* sets `train`"),
     (Training(), r"stage k=1 \(Training\) cannot take .*argument: 'training'.* sets `train`"),
-    (nn.Sequential([nn.Dense(5), nn.Dropout(0.5, deterministic=False)]), "be trained but not evaluated.*`train`"),
     (nn.Dropout(0.5), r"stage k=1 \(Dropout\) cannot take .* This library sets `train` only"),
     (nn.BatchNorm(use_running_average=False), "be trained but not evaluated.*`train`"),
-    (Sampling(), r'draws from the random stream "noise" in evaluation, too\. Draw only where .* is True\.$'),
     (nn.Sequential([nn.BatchNorm(use_running_average=False, axis_name="batch")]), "layers_0 .*leave axis_name out"),
     (nn.remat(Sampling)(), r"boolean conversion of traced array.*nn\.remat\(Block, static_argnums=\(2,\)\)"),
 ])  # fmt: skip

@@ -174,15 +174,16 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
     return with_examples((images, labels), indices.shape[1])
 
 
-def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
+def checked_batches(batches: Any, example: Tree, made: Tree) -> Iterator[Pair]:
     """The batches of an evaluation. Each is checked and copied when it is used.
 
     Batch sizes may differ from training. So may the inputs' dtype, as a transform may follow. Labels must have the same
-    sort of number and as many axes as in training.
+    sort of number and as many axes as in training, before or after preprocess.
 
     Arguments:
         batches: an iterable of (inputs, labels).
-        example: what `check_example` returned.
+        example: the labels of the example batch, as shapes.
+        made: what preprocess makes of them.
 
     Raises:
         BadInput: the batches are something else.
@@ -193,7 +194,9 @@ def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
     if isinstance(batches, Mapping):
         raise BadInput(f"evaluate takes a list of batches, not a single one. Use {use}.")
     for batch in map(as_pair, batches):
-        check_labels(example[1], batch_shapes(batch, "each batch of evaluate", use)[1])
+        _, labels = batch_shapes(batch, "each batch of evaluate", use)
+        if not same_labels(made, labels):
+            check_labels(example, labels)
         yield copy_arrays(tuple(batch))
 
 
@@ -218,16 +221,22 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
 
 def check_labels(like: Tree, found: Tree) -> None:
     """Raises BadInput if labels differ from those at init in structure, number of axes or sort of number."""
+    if same_labels(like, found):
+        return
     if bool(all_weighted(found)) != bool(all_weighted(like)):
         one, other = ("no weights", "weights") if all_weighted(like) else ("weights", "no weights")
         raise BadInput(f"the labels have {one}, at init they had {other}. Give batches of one kind: {WEIGHTED}.")
-    same = jax.tree.structure(found) == jax.tree.structure(like)
+    fact = f"the labels are {describe(found)}, at init they were {describe(like)}"
+    raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")
+
+
+def same_labels(like: Tree, found: Tree) -> bool:
+    """Whether labels are like others in structure, numbers of axes and sorts of number."""
     # Weights may be of examples or of tokens, regardless of those at init; `check_weights` has checked them.
-    trees = map(without_weights, (found, like))
-    pairs = zip(*map(jax.tree.leaves, trees), strict=True) if same else []
-    if not same or any((sort_of_number(a.dtype), a.ndim) != (sort_of_number(b.dtype), b.ndim) for a, b in pairs):
-        fact = f"the labels are {describe(found)}, at init they were {describe(like)}"
-        raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")
+    pairs = [jax.tree.leaves(without_weights(labels)) for labels in (found, like)]
+    return jax.tree.structure(found) == jax.tree.structure(like) and all(
+        (sort_of_number(a.dtype), a.ndim) == (sort_of_number(b.dtype), b.ndim) for a, b in zip(*pairs, strict=True)
+    )
 
 
 def sort_of_number(dtype: Any) -> str:

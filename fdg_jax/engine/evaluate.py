@@ -10,7 +10,7 @@ from flax.errors import FlaxError
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.functions import LOSS, loss_of, metrics_of, stream_key
 from fdg_jax.stages.shapes import describe, examples
 from fdg_jax.stages.weighted import batch_weights, without_weights
 
@@ -47,9 +47,10 @@ class Tally(NamedTuple):
     labels: jax.Array
 
 
-def tally(report: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Tally:
-    """The results of one batch. report: the user's loss. It can be traced."""
-    result, truth = report(outputs, labels), without_weights(labels)
+def tally(report: Callable[..., Any], outputs: Any, labels: Any, key: Any = None) -> Tally:
+    """The results of one batch. report: the user's loss. key: of stage K, if the loss takes one. It can be traced."""
+    keys = () if key is None else (stream_key(key, LOSS),)
+    result, truth = report(outputs, labels, *keys), without_weights(labels)
     arrays = isinstance(outputs, jax.Array) and isinstance(truth, jax.Array)
     scores = arrays and outputs.ndim == truth.ndim + 1 and jnp.issubdtype(truth.dtype, jnp.integer)
     # A single score, such as one logit or a regression, chooses no class.

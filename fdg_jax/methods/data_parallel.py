@@ -113,9 +113,9 @@ class ReplicatedStage(Stage):
         self.wait_on_cpu(messages)
         return super().run(kind, batch, messages)
 
-    def outputs(self, x: Tree) -> Tree:
+    def outputs(self, x: Tree, key: Any = None) -> Tree:
         self.wait_on_cpu(x)
-        return super().outputs(x)
+        return super().outputs(x, key)
 
     def wait_on_cpu(self, arrays: Tree) -> None:
         """On a CPU, waits for the arrays that the next operation uses, so that few programs are under way.
@@ -204,7 +204,7 @@ def by_replica(functions: Functions, K: int, mesh: Mesh, loss_dtype: Any) -> Fun
     return functions._replace(
         forward=forward,
         backward=backward,
-        outputs=lambda params, extra, x: functions.outputs(params, first_replica(extra), x),
+        outputs=lambda params, extra, x, key: functions.outputs(params, first_replica(extra), x, key),
     )
 
 
