@@ -17,7 +17,7 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint import weights
 from fdg_jax.checkpoint.state import check_finite, check_state
 from fdg_jax.checkpoint.weights import HASH
-from fdg_jax.checks.arguments import OF_PIPELINE
+from fdg_jax.checks.arguments import OF_PIPELINE, check_key
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, check_inputs, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
 from fdg_jax.corrections.interface import CorrectionSpec
@@ -51,7 +51,9 @@ class Pipeline:
         default the number of `devices`, or the number that the first blocks give. With `split`, the initial weights
         depend on init's key alone, not on K.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
-        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well.
+        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well. Where
+        batches have no labels, it gets None. loss(outputs, labels, key) gets a random key as well, that of stage K's
+        stream "loss", another one in every step (and micro-batch).
     optimizer: an optax chain. Each stage has its own state of it, and gives it gradients that are already shrunk by
         beta**(K-k) (Eq. 17). Or a list of chains, one a stage, or a function k -> chain. Each chain sees the gradients
         of its own stage only, so optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient.
@@ -72,7 +74,10 @@ class Pipeline:
         layers need `dtype` too.
     remat: stages whose backward pass computes the activations again, so that a stash keeps only the input: "none",
         "all", or their numbers (1, 2).
-    preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
+    preprocess: preprocess(inputs, step) -> what stage 1 takes; or preprocess(inputs, labels, step) -> (that, the labels
+        of the loss), for mixup, masks or noise. It is traced, and step counts batches from 0. The second form runs on
+        stage 1's device and again on stage K's, each time without the half that is not needed there. Evaluation does
+        without: the labels of `evaluate` are like those of batches or like those that preprocess makes.
     guard: skip an update whose loss or gradient has a NaN or an infinity, and keep no running statistics with one;
         `Metrics.bad` reports skipped updates. They leave weights and moments as they are; schedules count them, too.
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
@@ -85,7 +90,7 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[nn.Module],
-        loss: Callable[[Tree, Tree], Tree],
+        loss: Callable[..., Tree],
         optimizer: optax.GradientTransformation
         | Sequence[optax.GradientTransformation]
         | Callable[[int], optax.GradientTransformation],
@@ -103,7 +108,7 @@ class Pipeline:
         weights: str | None = None,
         dtype: str = "float32",
         remat: str | Sequence[int] = "none",
-        preprocess: Callable[[Tree, jax.Array], Tree] | None = None,
+        preprocess: Callable[..., Tree] | None = None,
         guard: bool = False,
         gradient_norms: bool = False,
         read_behind: int = 16,
@@ -132,7 +137,8 @@ class Pipeline:
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches). Each is a
-        tree; labels may be `fdg_jax.Weighted`. A batch may also be a dictionary {"inputs", "labels"} and "weights".
+        tree; labels may be `fdg_jax.Weighted`, or None. A batch may also be a dictionary of "inputs" and perhaps
+        "labels" and "weights".
         variables: one Flax dictionary {"params": ..., "batch_stats": ...} per stage, or one for the whole network (as
         from `export`) where the stages are blocks of one; they are copied.
         """
@@ -190,9 +196,9 @@ class Pipeline:
                 self._checked_kinds.add(kinds)
         return structure.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> Metrics | None:
         """Enters W batches: each row of indices [W, batch] selects from images [N, ...], or other examples, and from
-        labels [N, ...].
+        labels [N, ...], which may be None.
 
         The pipeline makes W steps. The delay line makes one dispatch, with images and labels resident on its device.
         """
@@ -274,15 +280,23 @@ class Pipeline:
         """The unfinished operations among those dispatched from now on, for a thread that monitors them."""
         return self.engine.watch()
 
-    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
+    def evaluate(
+        self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None, key: jax.Array | None = None
+    ) -> Evaluation:
         """Test loss, top-1 error and the loss's metrics with the newest weights. Batches may be in flight.
 
-        batches: (inputs, labels) each. transform: maps the inputs to those of stage 1; it is traced. What a module
-        writes into a collection of its own is dropped.
+        batches: (inputs, labels) each; labels are None if they were so at init. transform: maps the inputs to those of
+        stage 1; it is traced. What a module writes into a collection of its own is dropped. key: a JAX random key, for
+        modules that draw in evaluation and for a loss that takes a key; nothing else depends on it. `train` stays
+        False, so that dropout is off. In batch n = 1, 2, ... stage k draws its streams from fold_in(fold_in(key, n),
+        k), so that another K draws other numbers.
         """
         engine = self.engine
         self._guard.check_whole()
-        return engine.evaluate(checked_batches(batches, self._example), transform)
+        if key is not None:
+            check_key(key, "evaluate takes a JAX random key", "evaluate(batches, key=jax.random.key(0))")
+        checked = checked_batches(batches, self._example[1], engine.problem.specs[-1].labels)
+        return engine.evaluate(checked, transform, key)
 
     @property
     def staleness(self) -> list[int]:
@@ -333,7 +347,9 @@ class Pipeline:
         experiments, the order is that of the whole network and does not depend on K."""
         return states.parameters_sha256([stage["params"] for stage in self.params])
 
-    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None) -> Tree:
+    def predict(
+        self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None, key: jax.Array | None = None
+    ) -> Tree:
         """The output of stage K for inputs, in evaluation mode with the newest weights. Batches may be in flight.
 
         It waits for the result. A program is compiled for every new shape, so give batches of one size. In
@@ -344,16 +360,19 @@ class Pipeline:
                 lengths, too.
             transform: maps the inputs to those of stage 1, as in `evaluate`; with it, any inputs are allowed.
                 `preprocess` is for training and is not used.
+            key: a JAX random key, for modules that draw in evaluation; as for the first batch of `evaluate`.
 
         Returns: a tree of NumPy arrays [n, ...].
 
         Raises:
-            BadInput: the inputs do not fit.
+            BadInput: the inputs do not fit, or a module draws and there is no key.
         """
         engine = self.engine
         self._guard.check_whole()
+        if key is not None:
+            check_key(key, "predict takes a JAX random key", "predict(inputs, key=jax.random.key(0))")
         check_inputs(self._example[0], inputs, transformed=transform is not None)
-        return jax.device_get(engine.predict(copy_arrays(inputs), transform))
+        return jax.device_get(engine.predict(copy_arrays(inputs), transform, key))
 
     @overload
     def export(self, whole: Literal[False] = False) -> list[dict[str, Tree]]: ...

@@ -14,12 +14,14 @@ from fdg_jax.checks.arguments import (
     OF_PIPELINE,
     check_devices,
     check_key,
+    check_preprocess,
     check_problem,
     cut,
     cut_variables,
     first_cut,
     number_of_stages,
     rate_of,
+    required,
     stage_optimizers,
 )
 from fdg_jax.checks.batches import check_example, check_mean
@@ -31,9 +33,10 @@ from fdg_jax.options.fields import checked
 from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
 from fdg_jax.stages.nonfinite import guard_loss
-from fdg_jax.stages.own_modules import Shapes, check_loss, check_shapes, stage_1_inputs
+from fdg_jax.stages.own_modules import Shapes, check_loss, check_shapes
 from fdg_jax.stages.precision import precision
-from fdg_jax.stages.shapes import describe, shape_of
+from fdg_jax.stages.preprocessing import preprocessed
+from fdg_jax.stages.shapes import describe, examples, shape_of
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.tracing import trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
@@ -73,12 +76,18 @@ class Configuration:
         self.given_rate, self.learning_rate = learning_rate, rate_of(learning_rate)
         self.momentum = None if momentum is None else checked(FIELDS["momentum"], momentum)
         dtype = checked(FIELDS["dtype"], dtype)
-        self.compute = [ComputeOptions(precision(dtype, last=k == K), k in made.remat) for k in range(1, K + 1)]
+        self.loss_draws = required(loss) == 3
+        self.compute = [
+            ComputeOptions(
+                precision(dtype, last=k == K), k in made.remat,
+                loss_draws=self.loss_draws and (k == K or self.stage_class.local_loss),
+            ) for k in range(1, K + 1)
+        ]  # fmt: skip
         self.devices = check_devices(devices, K, alone=engine == "delay-line")
         spread = made.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
-        self.loss, self.preprocess = loss, preprocess
+        self.loss, self.preprocess = loss, check_preprocess(preprocess)
         self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)
 
     @property
@@ -109,7 +118,8 @@ class Configuration:
         Raises BadInput, before anything compiles, if shapes or types do not fit.
         """
         check_no_mesh()
-        check_key(key)
+        use = "init(jax.random.key(0), (inputs, labels))"
+        check_key(key, "init takes a JAX random key, then an example batch", use)
         example = check_example(example_batch)
         if self.asked_cut is not None:
             variables = self.cut(key, example, variables)
@@ -182,14 +192,13 @@ class Configuration:
     def follow(self, batch: Batch) -> None:
         """Traces a batch, (inputs, labels) as shapes, through all stages in training mode. Raises BadInput if a stage
         or the loss cannot take it: an error within a tick would leave the stages at different batches."""
-        inputs, labels = map(shape_of, batch)
-        x, n = stage_1_inputs(self.preprocess, inputs), jax.tree.leaves(inputs)[0].shape[0]
+        n, (x, labels) = examples(batch[0]), preprocessed(self.preprocess, *map(shape_of, batch))
         for k, (module, compute, variables) in enumerate(self.followed, 1):
             fact = f"stage k={k} ({name_of(module)}) cannot take {describe(x)}, of a batch of {n}."
             way_out = "Leave that batch out, or fill it up, with weights of 0 (fdg_jax.Weighted)."
             state = split_variables(variables)
             _, x, _ = trace_or_refuse(fact, trace_forward, module, compute, *state, x, way_out=way_out)
-        check_loss(self.loss, x, labels)
+        check_loss(self.loss, x, labels, self.loss_draws)
 
     def check_sown(self, compute: Sequence[ComputeOptions]) -> None:
         """Raises BadInput if a stage below K sows losses, which would count once for every micro-batch."""
@@ -208,15 +217,16 @@ class Configuration:
             parts = f"{M} micro-batches"
         elif self.plan.stage_options.get("batch_norm") == "local" and self.K > 1:
             parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
-        if parts:
+        if parts and not self.loss_draws:  # a loss that draws differs from itself
             cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
-            way_out = f"Return the mean over the examples (of fdg_jax.Weighted: labels.mean), or {other}."
+            weighted = "by the weights if one part of the labels is fdg_jax.Weighted: its mean(values)"
+            way_out = f"Return the mean over the examples ({weighted}), or {other}."
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
         """Cuts the blocks into stages, now that shapes are known. Returns the given variables, or else initial ones of
         the whole network, which do not depend on the cut."""
-        x = stage_1_inputs(self.preprocess, shape_of(example[0]))
+        x, _ = preprocessed(self.preprocess, *map(shape_of, example))
         self.stages = split.stages(self.blocks, cut(self.asked_cut, self.K, self.blocks, x, self.places))
         if variables is not None:
             return variables

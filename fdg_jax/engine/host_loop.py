@@ -54,7 +54,9 @@ class HostLoop:
         """Sends a message, or reports a loss."""
         if address.what == "loss":
             self.on_loss(address.batch, message)
-        elif (message := self.send(address, message, sender)) is not None:
+            return
+        message = self.send(address, message, sender)
+        if address.k in self.stages:
             self.mail[address] = message
 
     def take(self, address, t: int):

@@ -23,7 +23,7 @@ from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.transports import message_shapes
 from fdg_jax.schedule import Address, Op
 from fdg_jax.stages.functions import Spec
-from fdg_jax.stages.shapes import with_examples
+from fdg_jax.stages.shapes import examples, with_examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.weighted import bounds
 from fdg_jax.transport.devices import Place
@@ -224,11 +224,6 @@ def micro_batch_specs(specs: Sequence[Spec], M: int) -> list[Spec]:
     """The specs of the stages for the largest of a batch's M micro-batches."""
     if M == 1:
         return list(specs)
-    part = bounds(batch_size(specs[0].labels), M)[1]
+    part = bounds(examples(specs[0].x), M)[1]
     names = ("x", "y", "outputs", "labels")
     return [s._replace(**{name: with_examples(getattr(s, name), part) for name in names}) for s in specs]
-
-
-def batch_size(tree: Tree) -> int:
-    """The length of the first axis."""
-    return jax.tree.leaves(tree)[0].shape[0]

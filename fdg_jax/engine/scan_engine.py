@@ -1,6 +1,6 @@
 """Delay lines on one accelerator: the data stay on the device, and one dispatch trains many batches."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -47,19 +47,28 @@ class ScanEngine(Engine):
         self._outputs = programs.jit(self.evaluated)
 
         def one(run, inputs, labels):
-            x = problem.preprocess(inputs, run.entered) if problem.preprocess else inputs
+            x, labels = self.preprocessed(inputs, labels, run.entered)
             report, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)
             return run, (report, jnp.stack(refused) if refused else None, norms(run))
 
         def window(run, images, labels, indices):
-            return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
+            def of_row(run, row):
+                return one(run, *jax.tree.map(lambda array: array[row], (images, labels)))
+
+            return jax.lax.scan(of_row, run, indices)
 
         self.one = one
         self._step = programs.jit(one, donate_argnums=0)
         self._window = programs.jit(window, donate_argnums=0)
         self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0)
+
+    def preprocessed(self, inputs: Tree, labels: Tree, step: Any) -> tuple[Tree, Tree]:
+        """(inputs of stage 1, labels of the loss) of a batch. It can be traced. step: number of earlier batches."""
+        batch = inputs, labels, step
+        x = self._make_inputs(*batch) if self._make_inputs else inputs
+        return x, self._make_labels(*batch) if self._make_labels else labels
 
     def watch(self) -> UnfinishedOperations:
         self.unfinished = UnfinishedOperations()
@@ -77,7 +86,7 @@ class ScanEngine(Engine):
             self.run, told = self._step(self.run, *arrays)
             self.advance(1, *told)
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         if not len(indices):
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
@@ -135,19 +144,19 @@ class ScanEngine(Engine):
     def updates(self) -> list[int]:
         return [int(value) for value in jax.device_get(self.run.updates)]
 
-    def evaluated(self, stages: Any, x: Tree) -> Tree:
+    def evaluated(self, stages: Any, x: Tree, keys: Sequence[Any]) -> Tree:
         """The outputs of the whole network in evaluation mode. It can be traced."""
-        for f, s in zip(self.functions, stages, strict=True):
-            x = f.outputs(evaluated(s.params, s.opt_state), s.extra, x)
+        for f, s, key in zip(self.functions, stages, keys, strict=True):
+            x = f.outputs(evaluated(s.params, s.opt_state), s.extra, x, key)
         return x
 
-    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
+    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]) -> Tree:
         x = self.transformed(jax.device_put(inputs, self.device), transform)
-        return self._outputs(self.run.stages, x)
+        return self._outputs(self.run.stages, x, jax.device_put(keys, self.device))
 
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
-        x, labels = jax.device_put((inputs, labels), self.device)
-        x = self._preprocess(x, np.int32(step)) if self._preprocess else x
+        inputs, labels = jax.device_put((inputs, labels), self.device)
+        x, labels = self.preprocessed(inputs, labels, np.int32(step))
         for k, (functions, state) in enumerate(zip(self.functions, self.run.stages, strict=True), 1):
             number, x = look(programs.jit(functions.forward), state, self.problem.places[0], x, labels)
             if number:

@@ -34,6 +34,7 @@ from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
 from fdg_jax.stages.functions import Functions, Spec, raw_key
+from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.weighted import cut, weighted_sum
 from fdg_jax.transport.devices import Place
@@ -112,9 +113,9 @@ class ReplicatedStage(Stage):
         self.wait_on_cpu(messages)
         return super().run(kind, batch, messages)
 
-    def outputs(self, x: Tree) -> Tree:
+    def outputs(self, x: Tree, key: Any = None) -> Tree:
         self.wait_on_cpu(x)
-        return super().outputs(x)
+        return super().outputs(x, key)
 
     def wait_on_cpu(self, arrays: Tree) -> None:
         """On a CPU, waits for the arrays that the next operation uses, so that few programs are under way.
@@ -203,13 +204,8 @@ def by_replica(functions: Functions, K: int, mesh: Mesh, loss_dtype: Any) -> Fun
     return functions._replace(
         forward=forward,
         backward=backward,
-        outputs=lambda params, extra, x: functions.outputs(params, first_replica(extra), x),
+        outputs=lambda params, extra, x, key: functions.outputs(params, first_replica(extra), x, key),
     )
-
-
-def examples(tree: Tree) -> int:
-    """The number of examples in a batch."""
-    return len(jax.tree.leaves(tree)[0])
 
 
 def in_unequal_parts(functions: Functions, K: int, loss_dtype: Any) -> Functions:

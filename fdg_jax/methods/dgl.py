@@ -22,6 +22,7 @@ from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stages.functions import (
+    LOSS_KEY,
     LOSSES,
     Spec,
     StageState,
@@ -90,14 +91,14 @@ class LocalLossStage(Stage):
 
         def objective(params, extra, x, labels):
             y, changed = apply(params[0], network(extra), x, train=True)
-            sown = changed.pop(LOSSES, None)
+            sown, key = changed.pop(LOSSES, None), changed.pop(LOSS_KEY, ())
             variables = {"params": params[1], **extra["auxiliary"]}
             outputs, moved = aux.apply(variables, y, True, mutable=list(extra["auxiliary"]))
-            value = add_sown(local_loss(loss, outputs, labels).astype(dtype), sown)
+            value = add_sown(local_loss(lambda *batch: loss(*batch, *key), outputs, labels).astype(dtype), sown)
             return value, ({"x": y}, {**changed, "auxiliary": dict(moved)})
 
-        def outputs(params, extra, x):
-            return of_network(params[0], network(extra), x)
+        def outputs(params, extra, x, key):
+            return of_network(params[0], network(extra), x, key)
 
         params, extra = split_variables(spec.variables)
         aux_params, aux_extra = split_variables(programs.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))

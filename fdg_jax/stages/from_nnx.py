@@ -48,7 +48,7 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
 
     Raises:
         BadInput: `make` is something else. `Pipeline.init` raises it for a module that cannot be used: one whose
-            `__call__` needs `rngs`, or that draws random numbers or changes its batch statistics in evaluation, too.
+            `__call__` needs `rngs`, or that changes its batch statistics in evaluation, too.
 
     Example: `from_nnx(nnx.Linear, 8, 64)`
     """
@@ -141,8 +141,8 @@ class FromNNX(nn.Module):
         return {kind: {name: variable(kind, name) for name in names} for kind, names in places.items()}
 
     def key(self, stream: str, train: bool) -> jax.Array:
-        """The key of a random stream in this step. In evaluation nobody may draw from it."""
-        if not train or stream == "params":
+        """The key of a random stream in this step; any key where nobody may draw from it."""
+        if stream == "params" or not (train or self.has_rng(stream)):
             return jax.random.key(0)
         key = self.make_rng(stream)
         return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
@@ -173,7 +173,8 @@ class FromNNX(nn.Module):
                 if leaf.tag == "carry":  # nnx.RNN asks for a key, and its cells make zeros of it
                     fact = f"{who} draws from the random stream 'carry' for a first carry, which is zeros all the same"
                     raise BadInput(f"{fact}. Give nnx.RNN an initial_carry when you call it.")
-                self.refuse(who, f"draws from the random stream {leaf.tag!r}")
+                if leaf.tag != "params":
+                    self.make_rng(leaf.tag)  # says that it needs a key, in an evaluation without one
             if changed and isinstance(leaf, nnx.RngState) and leaf.tag == "params":
                 fact = f"{who} draws from the random stream 'params' when it is called. That is for its first weights"
                 raise BadInput(f"{fact}, and would give the same numbers in every step. Use another, rngs.noise() say.")

@@ -20,8 +20,9 @@ from fdg_jax.stages.switches import LOSSES, arguments
 
 Array = jax.Array
 Tree = Any
-Loss = Callable[[Tree, Tree], Array]
-DROPOUT = "dropout"
+Loss = Callable[..., Array]
+DROPOUT, LOSS = "dropout", "loss"  # random streams
+LOSS_KEY = "key of the loss"  # among the collections that `make_apply` returns
 INITIAL = nn.DenyList(("intermediates", LOSSES))  # the collections that initialising a module makes
 
 
@@ -50,12 +51,16 @@ class ComputeOptions(NamedTuple):
     remat: whether the backward pass recomputes the activations, so that the VJP closure holds none.
     streams: the random streams that the module asks for, if it draws random numbers at all.
     sows: whether the module sows losses in training.
+    draws: whether the module draws random numbers in evaluation, too.
+    loss_draws: whether the stage has a loss that takes a random key.
     """
 
     precision: Precision = Precision()
     remat: bool = False
     streams: tuple[str, ...] = (DROPOUT,)
     sows: bool = False
+    draws: bool = False
+    loss_draws: bool = False
 
 
 DEFAULT_COMPUTE = ComputeOptions()  # in the dtypes that the arrays have; activations are kept
@@ -67,7 +72,8 @@ class Spec(NamedTuple):
     k, K: the stage's number from 1, and the number of stages.
     module: the Flax module.
     optimizer: the user's optax chain, with what the correction adds to it.
-    loss: the user's loss(outputs, labels) -> scalar. Stage K computes it; a method may use it in other stages, too.
+    loss: the user's loss(outputs, labels) -> scalar, or loss(outputs, labels, key) if `compute.loss_draws`. Stage K
+        computes it; a method may use it in other stages, too.
     report: the user's loss as it is: it returns the loss of a batch or (loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
@@ -85,7 +91,7 @@ class Spec(NamedTuple):
     module: nn.Module
     optimizer: optax.GradientTransformation
     loss: Loss
-    report: Callable[[Tree, Tree], Tree]
+    report: Callable[..., Tree]
     variables: dict[str, Tree]
     x: Tree
     y: Tree
@@ -118,7 +124,7 @@ class Functions(NamedTuple):
         `backward` takes again.
     backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
         the cotangent of the outputs; None stands for the loss's own cotangent, 1.
-    outputs(params, extra, x) -> y: in evaluation mode, without the loss.
+    outputs(params, extra, x, key=None) -> y: in evaluation mode, without the loss. key: for a module that draws there.
     """
 
     forward: Callable[..., tuple[dict[str, Tree], Tree, Any]]
@@ -180,16 +186,22 @@ def raw_key(key: Array) -> Array:
     return data if data.shape == default.shape else jax.random.bits(key, default.shape, default.dtype)
 
 
+def key_shape() -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a `raw_key`."""
+    return jax.eval_shape(lambda: raw_key(jax.random.key(0)))
+
+
 def make_apply(
     module: nn.Module, compute: ComputeOptions = DEFAULT_COMPUTE
 ) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
-    """Makes apply(params, extra, x, train) -> (y, extra) of a module.
+    """Makes apply(params, extra, x, train, key=None) -> (y, extra) of a module.
 
-    params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes. Where the
-    module sows losses, extra[LOSSES] is their sum in training, float32 [].
+    params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes. In training,
+    where the module sows losses, extra[LOSSES] is their sum, float32 []; where the stage's loss takes a random key,
+    extra[LOSS_KEY] is (key,). key: of the stage in an evaluation.
     """
 
-    def apply(params, extra, x, train: bool):
+    def apply(params, extra, x, train: bool, key: Any = None):
         collections = {name: value for name, value in extra.items() if name != "rng"}
         given, named = arguments(module, x, train)
         variables = {"params": params, **collections}
@@ -197,20 +209,26 @@ def make_apply(
             # A module may write into a collection of its own (to count its calls, say); in evaluation that is dropped.
             # Batch statistics are not writable: Flax then refuses a layer that does not know that it is evaluated.
             writable = [name for name in collections if name != "batch_stats"]
-            y = module.apply(variables, *given, mutable=writable or False, **named)
+            rngs = keys(key) if compute.draws and key is not None else None
+            y = module.apply(variables, *given, mutable=writable or False, rngs=rngs, **named)
             return compute.precision.outputs(y[0] if writable else y), extra
         rng, rngs = {}, None
         if "rng" in extra:
             rng["rng"], key = jax.random.split(extra["rng"])
-            rngs = {stream: stream_key(key, stream) for stream in compute.streams}
+            rngs = keys(key)
         y, changed = module.apply(variables, *given, mutable=[*collections, LOSSES], rngs=rngs, **named)
         changed = {**dict(changed), **rng}
         sown = jax.tree.leaves(changed.pop(LOSSES, ()))
+        if compute.loss_draws:
+            changed[LOSS_KEY] = (stream_key(key, LOSS),)
         if compute.sows:
             changed[LOSSES] = sum((jnp.sum(jnp.asarray(value, jnp.float32)) for value in sown), jnp.float32(0))
         elif sown:
             raise SownLosses
         return compute.precision.outputs(y), changed
+
+    def keys(key):
+        return {stream: stream_key(key, stream) for stream in compute.streams}
 
     return apply
 
@@ -225,7 +243,8 @@ def functions(
 
     Arguments:
         module: the Flax module.
-        loss: loss(outputs, labels) -> scalar, or (scalar, metrics); for stage K only.
+        loss: loss(outputs, labels) -> scalar, or (scalar, metrics); for stage K only. It takes a random key, too, if
+            `compute.loss_draws`.
         loss_dtype: the dtype of the loss, for stage K only.
         compute: how the module is computed.
 
@@ -235,10 +254,10 @@ def functions(
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
-        sown = changed.pop(LOSSES, None)
+        sown, key = changed.pop(LOSSES, None), changed.pop(LOSS_KEY, ())
         if loss is None:
             return y if sown is None else (y, sown), ({"x": y}, changed)
-        report = loss(y, labels)
+        report = loss(y, labels, *key)
         return add_sown(loss_of(report), sown), ({"loss": report}, changed)
 
     return make_functions(objective, make_outputs(apply, compute), loss_dtype, compute)
@@ -260,9 +279,9 @@ def add_sown(value: Array, sown: Array | None) -> Array:
 
 
 def make_outputs(apply: Callable, compute: ComputeOptions) -> Callable[..., Tree]:
-    """Makes outputs(params, extra, x) -> y, the evaluation mode of an `apply` of `make_apply`."""
+    """Makes outputs(params, extra, x, key=None) -> y, the evaluation mode of an `apply` of `make_apply`."""
     weights, inputs = compute.precision.weights, compute.precision.inputs
-    return lambda params, extra, x: apply(weights(params), extra, inputs(x), train=False)[0]
+    return lambda params, extra, x, key=None: apply(weights(params), extra, inputs(x), False, key)[0]
 
 
 def make_functions(

@@ -44,11 +44,11 @@ lost_with_its_gradient.defvjp(
 )
 
 
-def guard_loss(report: Callable[[Tree, Tree], Tree]) -> Callable[[Tree, Tree], Tree]:
-    """The user's loss(outputs, labels) -> loss or (loss, metrics), for guarded stages."""
+def guard_loss(report: Callable[..., Tree]) -> Callable[..., Tree]:
+    """The user's loss(outputs, labels) -> loss or (loss, metrics), for guarded stages. It may take a random key."""
 
-    def guarded(outputs, labels):
-        told = report(outputs, labels)
+    def guarded(*batch):
+        told = report(*batch)
         value = lost_with_its_gradient(loss_of(told))
         return value if told is loss_of(told) else (value, metrics_of(told))
 

@@ -117,7 +117,7 @@ class Stage(Checkpointed):
         self._back = program(correction.backward, "params state", "params") if correction.backward else None
         self._evaluated = program(evaluated, "params opt_state", "params")
         self._elsewhere = evaluated_elsewhere(state.opt_state)
-        self._outputs = program(functions.outputs, "params extra x", "y")
+        self._outputs = program(functions.outputs, "params extra x key", "y")
         self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
@@ -263,9 +263,10 @@ class Stage(Checkpointed):
         _, _, closure = self._forward.eval_shape(state.params, state.extra, x, labels)
         return {"B": Stash(0, closure, state.params, state.extra, x, 0, labels)}
 
-    def outputs(self, x: Tree) -> Tree:
-        """Dispatches a forward pass in evaluation mode, with the newest weights and statistics."""
-        return self._outputs(self.evaluated_params(), self.state.extra, x)
+    def outputs(self, x: Tree, key: Any = None) -> Tree:
+        """Dispatches a forward pass in evaluation mode, with the newest weights and statistics. key: a random key, for
+        a stage that draws in evaluation."""
+        return self._outputs(self.evaluated_params(), self.state.extra, x, self.place.put_weights(key))
 
     def evaluated_params(self) -> Tree:
         """The newest weights, at the point where the optimizer wants them evaluated."""
