@@ -161,6 +161,40 @@ def test_inputs_are_taken_by_name_others_carried_on_and_an_auxiliary_output_is_a
     same(trained([first, last], NAMED), trained(by_hand, NAMED), NAMED[0][0])
 
 
+class Sowing(nn.Module):
+    """Sows two numbers, one of them as an auxiliary output."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        self.sow("metrics", "largest", jnp.max(x))
+        y = nn.Dense(self.width)(x)
+        return y, jnp.mean(y)
+
+
+@pytest.mark.parametrize(("method", "engine"), [("bp", "pipeline"), ("fdg", "delay-line"), ("gpipe", "pipeline")])
+def test_sown_metrics_of_all_stages_are_reported_as_means_beside_those_of_the_loss(method, engine):
+    def loss(outputs, labels):
+        return cross_entropy(outputs, labels), {"first": outputs[:, 0].mean()}
+
+    x, y = DATA[0]
+    stages = [stage(Sowing(8), aux="metric"), nn.Dense(7), stage(Sowing(CLASSES), aux="metric")]
+    options = {"micro_batches": 2} if method == "gpipe" else {}
+    ours = trained(stages, [(x, y)], method, loss=loss, engine=engine, optimizer=optax.sgd(0.0), **options)
+    params, found = [each["params"] for each in ours.export()], ours.losses(wait=True)[0].metrics
+    one = x @ params[0]["Dense_0"]["kernel"]
+    two = one @ params[1]["kernel"]
+    three = two @ params[2]["Dense_0"]["kernel"]
+    parts = [slice(0, 8), slice(8, 16)] if method == "gpipe" else [slice(None)]
+    largest = np.mean([(x[part].max() + two[part].max()) / 2 for part in parts])
+    expected = {"largest": largest, "aux": (one.mean() + three.mean()) / 2, "first": three[:, 0].mean()}
+    assert {*found} == {*expected}
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-5)  # sums in another order
+    assert {*ours.evaluate([(x, y)]).metrics} == {"first"}
+
+
 class Drawing(nn.Module):
     """Takes a key as an argument, or asks whether there is one."""
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
+from fdg_jax.stages.reported import METRICS
 from fdg_jax.stages.switches import LOSSES, SWITCHES, Tell, arguments
 
 Tree = Any
-METRICS = "metrics"  # the collection whose sown values are reported beside the loss
 
 
 class Call(NamedTuple):
@@ -59,8 +59,8 @@ def stage(
             that of its first input.
         carry: the entries of the message that go on to the next stage untouched, such as ("mask",).
         aux: for a module that returns (y, aux): "loss", which minimises the sum of aux as well; a number, which does so
-            with this weight; "metric", which reports it in `Metrics.metrics` (a number, or a dictionary of numbers, of
-            the last stage); or "drop".
+            with this weight; "metric", which reports it in `Metrics.metrics`, a number as "aux" and a dictionary of
+            numbers under its names; or "drop".
         rngs: random streams that the module asks for with `has_rng` first; or {argument: stream} for arguments of its
             call that take a key. In evaluation such an argument is None unless a key is given there.
 

@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict
 from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
 from fdg_jax.stages.precision import Precision
+from fdg_jax.stages.reported import METRICS, joined, taken, with_sown
 from fdg_jax.stages.switches import LOSSES, arguments
 
 Array = jax.Array
@@ -23,7 +24,7 @@ Tree = Any
 Loss = Callable[..., Array]
 DROPOUT, LOSS = "dropout", "loss"  # random streams
 LOSS_KEY = "key of the loss"  # among the collections that `make_apply` returns
-INITIAL = nn.DenyList(("intermediates", LOSSES))  # the collections that initialising a module makes
+INITIAL = nn.DenyList(("intermediates", LOSSES, METRICS))  # the collections that initialising a module makes
 
 
 class StageState(NamedTuple):
@@ -142,7 +143,7 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
 
     Returns: its Flax variables {"params": ..., "batch_stats": ...}.
     """
-    given, named = arguments(module, x, train=False)
+    given, named = arguments(module, taken(x)[0], train=False)
     rngs = {"params": key, DROPOUT: key}
     first = module.init(rngs, *given, mutable=INITIAL, **named)
     return without_sown(first, lambda: module.apply(first, *given, mutable=INITIAL, rngs=rngs, **named)[1])
@@ -203,6 +204,7 @@ def make_apply(
 
     def apply(params, extra, x, train: bool, key: Any = None):
         collections = {name: value for name, value in extra.items() if name != "rng"}
+        x, metrics = taken(x)
         given, named = arguments(module, x, train)
         variables = {"params": params, **collections}
         if not train:
@@ -216,8 +218,9 @@ def make_apply(
         if "rng" in extra:
             rng["rng"], key = jax.random.split(extra["rng"])
             rngs = keys(key)
-        y, changed = module.apply(variables, *given, mutable=[*collections, LOSSES], rngs=rngs, **named)
+        y, changed = module.apply(variables, *given, mutable=[*collections, LOSSES, METRICS], rngs=rngs, **named)
         changed = {**dict(changed), **rng}
+        y = with_sown(y, metrics, changed.pop(METRICS, {}))
         sown = jax.tree.leaves(changed.pop(LOSSES, ()))
         if compute.loss_draws:
             changed[LOSS_KEY] = (stream_key(key, LOSS),)
@@ -257,7 +260,8 @@ def functions(
         sown, key = changed.pop(LOSSES, None), changed.pop(LOSS_KEY, ())
         if loss is None:
             return y if sown is None else (y, sown), ({"x": y}, changed)
-        report = loss(y, labels, *key)
+        y, metrics = taken(y)
+        report = joined(loss(y, labels, *key), metrics)
         return add_sown(loss_of(report), sown), ({"loss": report}, changed)
 
     return make_functions(objective, make_outputs(apply, compute), loss_dtype, compute)

@@ -22,6 +22,7 @@ from fdg_jax.errors import BadInput, first_line
 from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, functions, key_shape, loss_of, metrics_of, split_variables
 from fdg_jax.stages.preprocessing import Preprocess, preprocessed
+from fdg_jax.stages.reported import joined, taken
 from fdg_jax.stages.shapes import describe, shape_of, zeros
 from fdg_jax.stages.switches import WAY_OUT, Untold, refusal
 from fdg_jax.stages.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
@@ -96,14 +97,16 @@ def check_shapes(
             check_kept(who, module, seen, other)
         traced.append(seen)
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(seen.y)}", seen.y
-    report = check_loss(loss, x, labels, stages[-1][1].loss_draws)
+    outputs, metrics = taken(x)
+    traced[-1] = traced[-1]._replace(y=outputs)
+    report = jax.eval_shape(joined, check_loss(loss, outputs, labels, stages[-1][1].loss_draws), metrics)
     return Shapes(traced, inits, labels, loss_of(report), report)
 
 
 def check_message(who: str, k: int, y: Tree) -> None:
     """Raises BadInput if stage k sends only integers, which pass no gradient back, or an array without axes."""
     gives = f"{who} gives {describe(y)} to stage k={k + 1}"
-    if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
+    if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(taken(y)[0])):
         raise BadInput(f"{gives}: no gradient comes back through integers. Cut the network elsewhere.")
     if any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
         fact = f"{gives}, and a number has no axis: between stages arrays have one axis or more"
