@@ -51,6 +51,7 @@ def test_two_processes_train_as_one(tmp_path):
         (3, {"weighted": True, "gradient_norms": True, "guard": True}),
         (3, {"weighted": True, "method": "gpipe", "K": 4}),
         (3, {"K": 4, "guard": True}),
+        (3, {"K": 4, "ema": 0.5}),
         (4, {"K": 4}),
         *[(3, {"method": method}) for method in ("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr", "gpipe", "scaled_bp")],
     ],

@@ -1,6 +1,6 @@
 """The interface of engines, and the training problem that an engine gets."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -162,7 +162,11 @@ class Engine:
         """From now on, notes every operation until it is finished."""
         raise NotImplementedError
 
-    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
+    def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> Any:
+        """What `outputs` evaluates: the stages as they are, or with these Flax variables, one dictionary for each."""
+        raise NotImplementedError
+
+    def outputs(self, held: Any, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
         """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process."""
         raise NotImplementedError
 
@@ -170,22 +174,22 @@ class Engine:
         """A value of stage K, with the shapes and dtypes of `like`, in every process."""
         return value
 
-    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
-        """Loss and error with the newest weights. transform: maps inputs to those of stage 1; or None."""
+    def evaluate(self, held: Any, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
+        """Loss and error of what `holding` gave. transform: maps inputs to those of stage 1; or None."""
 
         def run(inputs: Tree, labels: Tree) -> Tally:
-            outputs = self.outputs(inputs, len(jax.tree.leaves(labels)[0]), transform)
+            outputs = self.outputs(held, inputs, len(jax.tree.leaves(labels)[0]), transform)
             return self.from_last(self._tally(outputs, self.last.put_batch(labels)) if self.last else None, shapes)
 
         specs = self.problem.specs
         shapes = jax.eval_shape(partial(tally, specs[-1].report), specs[-1].outputs, specs[-1].labels)
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
 
-    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """The outputs of stage K with the newest weights, in every process. Dispatches and does not wait."""
+    def predict(self, held: Any, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """The outputs of what `holding` gave, in every process. Dispatches and does not wait."""
         n, specs = len(jax.tree.leaves(inputs)[0]), self.problem.specs
         with fitting("predict", f"inputs {describe(inputs)}", f"stage 1 takes {describe(specs[0].x)}"):
-            return self.from_last(self.outputs(inputs, n, transform), with_examples(specs[-1].outputs, n))
+            return self.from_last(self.outputs(held, inputs, n, transform), with_examples(specs[-1].outputs, n))
 
     def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """Applies the transform of an evaluation to inputs on their device."""
@@ -211,8 +215,17 @@ class Engine:
         or engine. Then nothing has changed in any process, since everything new is made first."""
         raise NotImplementedError
 
-    def stage_variables(self) -> list[dict[str, Tree]]:
-        """For each stage, the network's Flax variables."""
+    def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
+        """For each stage, the network's Flax variables; with `ema`, the average of the weights."""
+        raise NotImplementedError
+
+    def optimizer_states(self) -> list[Tree]:
+        """For each stage, the state of the user's optimizer; None for a stage in another process."""
+        raise NotImplementedError
+
+    def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
+        """Sets injected hyperparameters in the optimizers of these stages k. Raises BadInput if one cannot have them;
+        then nothing has changed in any process."""
         raise NotImplementedError
 
     def auxiliary(self) -> list[Tree]:

@@ -66,8 +66,8 @@ def check_shapes(
     """
     from fdg_jax.stages.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
 
-    if variables is not None and len(variables) != len(stages):
-        raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
+    if variables is not None:
+        check_number(len(stages), variables)
     x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
     traced, inits, before = [], [], f"the input is {describe(x)}"
     owners: dict[int, tuple[Any, str]] = {}
@@ -91,6 +91,12 @@ def check_shapes(
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(seen.y)}", seen.y
     report = check_loss(loss, x, labels)
     return Shapes(traced, inits, labels, loss_of(report), report)
+
+
+def check_number(K: int, variables: Sequence[Any]) -> None:
+    """Raises BadInput unless there is one set of variables for each of the K stages."""
+    if len(variables) != K:
+        raise BadInput(f"{K} stages but {len(variables)} sets of variables were given.")
 
 
 def check_message(who: str, k: int, y: Tree) -> None:

@@ -6,10 +6,11 @@ owns everything that changes. A method whose stages keep something else, or comp
 subclass of `Stage` in its own file.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,27 @@ import numpy as np
 
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
+from fdg_jax.stages import hyperparameters
 from fdg_jax.stages.exact_state import Checkpointed, Stash
-from fdg_jax.stages.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
+from fdg_jax.stages.functions import (
+    Functions,
+    Spec,
+    StageState,
+    flax_variables,
+    make_stage_functions,
+    split_variables,
+)
 from fdg_jax.stages.nonfinite import guard_statistics
 from fdg_jax.stages.packing import Closure, Layout, on_packed
-from fdg_jax.stages.update import UpdateRule, evaluated, evaluated_elsewhere, first_refused, newest_norm, was_made
+from fdg_jax.stages.update import (
+    UpdateRule,
+    average,
+    evaluated,
+    evaluated_elsewhere,
+    first_refused,
+    newest_norm,
+    was_made,
+)
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -116,6 +133,7 @@ class Stage(Checkpointed):
         self._ahead = program(correction.forward, "params state", "params") if correction.forward else None
         self._back = program(correction.backward, "params state", "params") if correction.backward else None
         self._evaluated = program(evaluated, "params opt_state", "params")
+        self._average = program(average, "params opt_state", "params") if spec.ema else None
         self._elsewhere = evaluated_elsewhere(state.opt_state)
         self._outputs = program(functions.outputs, "params extra x", "y")
         self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
@@ -129,7 +147,7 @@ class Stage(Checkpointed):
 
     def update_rule(self, spec: Spec) -> UpdateRule:
         """How a gradient becomes new weights; a method's stages may have another rule."""
-        return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms)
+        return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms, spec.ema)
 
     def program(self, function: Callable, takes: str, gives: str, **options: Any) -> Callable[..., Any]:
         """Compiles a function on plain trees as a program on the stage's packed arrays.
@@ -276,6 +294,39 @@ class Stage(Checkpointed):
         """The network's Flax variables {"params": ..., "batch_stats": ...}, without what the method adds."""
         layout, state = self.layout, self.state
         return flax_variables(layout.params.unpack_now(self.evaluated_params()), layout.extra.unpack_now(state.extra))
+
+    def own_trees(self, variables: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """The inverse of `variables`: (params, extra) as the stage has them, with what the method adds."""
+        params, extra = split_variables(variables)
+        return params, {**self.layout.extra.unpack_now(self.state.extra), **extra}
+
+    def holding(self, variables: Mapping[str, Tree]) -> Self:
+        """A copy of this stage with other Flax variables, for evaluation alone."""
+        params, extra = self.place.put_weights(self.own_trees(variables))
+        layout = self.layout
+        return self.evaluated_at(params=layout.params.pack_now(params), extra=layout.extra.pack_now(extra))
+
+    def averaged(self) -> Self:
+        """A copy of this stage with the average of its weights, for evaluation alone."""
+        assert self._average
+        opt_state = self._copy(self.state.opt_state)  # the next update donates it
+        return self.evaluated_at(params=self._average(self.state.params, opt_state))
+
+    def evaluated_at(self, **parts: Tree) -> Self:
+        """A copy of this stage that is evaluated at other parts of its state, whatever its optimizer."""
+        other = copy.copy(self)
+        other.state, other._elsewhere = self.state._replace(**parts), False
+        return other
+
+    def optimizer_state(self) -> Tree:
+        """The state of the user's optimizer, as optax has it. No later update donates its arrays."""
+        return hyperparameters.of_user(self.layout.opt_state.unpack_now(self._copy(self.state.opt_state)))
+
+    def with_hyperparameters(self, values: Mapping[str, Any]) -> StageState:
+        """The stage's state with other values of injected hyperparameters. Raises BadInput if it cannot have them."""
+        opt_state = self.layout.opt_state.unpack_now(self.state.opt_state)
+        changed = self.place.put_weights(hyperparameters.with_values(opt_state, values, self.k))
+        return self.state._replace(opt_state=self.layout.opt_state.pack_now(changed))
 
     def auxiliary(self) -> Tree:
         """The trained parameters that the method adds to the network's."""
