@@ -31,6 +31,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.one_program import OneProgramStage
 from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import all_here
 
@@ -48,9 +49,9 @@ class HostEngine(Engine):
     def __init__(self, problem: Problem):
         super().__init__(problem)
         schedule, self.transport = problem.schedule, transport(problem)
-        local = self.transport.places
+        local, kind = self.transport.places, OneProgramStage if in_one_program(problem) else problem.stage
         self.stages = {
-            spec.k: problem.stage(
+            spec.k: kind(
                 spec,
                 place,
                 # If nothing is late and no correction changes them, the newest weights are those of the forward pass.
@@ -257,6 +258,13 @@ class HostEngine(Engine):
         flat.read |= {name for name in flat if of_stage(name) in elsewhere}  # other processes read them
         flat.check_all_read()
         return stages, mail, t, entered
+
+
+def in_one_program(problem: Problem) -> bool:
+    """Whether the stage computes a batch in one program: it is alone, on an accelerator, and every batch updates it."""
+    schedule, place = problem.schedule, problem.places[0]
+    plain = problem.stage is Stage and schedule.accumulate == 1 and not any(problem.waits)
+    return schedule.K == 1 and plain and place.device.platform != "cpu"
 
 
 def delay_line_engine(problem: Problem) -> Engine:

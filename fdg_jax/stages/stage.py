@@ -106,16 +106,14 @@ class Stage(Checkpointed):
         self.bad: Any = np.int32(0) if guard else None
         self.norm: Any = np.float32(0) if spec.norms else None  # the norm of the newest gradient, also a copy
         self.takes_labels = spec.last or self.local_loss
-        is_end, remembers = spec.k == 1 or not self.cotangent_down, correction.updated is not None
+        is_end = spec.k == 1 or not self.cotangent_down
 
         def gradient(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
             return grads, None if is_end else dx
 
         def updated(params, before, grads):
-            params, opt_state, _ = rule.new_weights(params, before, grads)
-            copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
-            return params, opt_state, (*copies, was_made(before, opt_state) if remembers else None)
+            return reported_update(rule, params, before, grads)
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
         # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds
@@ -129,7 +127,7 @@ class Stage(Checkpointed):
         self._add = programs.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._divide = programs.jit(divided)
         self._update = program(updated, "params opt_state grads", "params opt_state report", donate_argnums=1)
-        self._remember = program(rule.remember, "params params state made", "state") if remembers else None
+        self._remember = program(rule.remember, "params params state made", "state") if correction.updated else None
         self._ahead = program(correction.forward, "params state", "params") if correction.forward else None
         self._back = program(correction.backward, "params state", "params") if correction.backward else None
         self._evaluated = program(evaluated, "params opt_state", "params")
@@ -331,6 +329,14 @@ class Stage(Checkpointed):
     def auxiliary(self) -> Tree:
         """The trained parameters that the method adds to the network's."""
         return ()
+
+
+def reported_update(rule: UpdateRule, params: Tree, before: Tree, grads: Tree) -> tuple[Tree, Tree, tuple[Any, ...]]:
+    """An update: (the weights, the optimizer's state, what the host sees of it). The latter are copies, since the next
+    update donates the state: the number of the first refused update, the norm of the gradient, whether it was made."""
+    params, opt_state, _ = rule.new_weights(params, before, grads)
+    copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
+    return params, opt_state, (*copies, was_made(before, opt_state) if rule.correction.updated else None)
 
 
 def divided(grads: Tree, n: jax.Array) -> Tree:
