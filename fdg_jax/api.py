@@ -81,6 +81,8 @@ class Pipeline:
     guard: skip an update whose loss or gradient has a NaN or an infinity, and keep no running statistics with one;
         `Metrics.bad` reports skipped updates. They leave weights and moments as they are; schedules count them, too.
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
+    ema: keep an average of each stage's weights, `Pipeline.ema`. It starts at the first weights; every update of the
+        stage makes it ema * average + (1 - ema) * new weights, one that `guard` refuses does not.
     read_behind: the most dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
     Raises BadInput with the fact, the numbers and the way out. One thread at a time may call step, train, drain, state
@@ -111,14 +113,15 @@ class Pipeline:
         preprocess: Callable[..., Tree] | None = None,
         guard: bool = False,
         gradient_norms: bool = False,
+        ema: float | None = None,
         read_behind: int = 16,
         **options: Any,
     ):
         self._configuration = given = Configuration(
             stages, loss, optimizer, method, list(ENGINES), engine=engine, beta=beta, correct=correct,
             learning_rate=learning_rate, momentum=momentum, devices=devices, weights=weights, dtype=dtype, remat=remat,
-            preprocess=preprocess, guard=guard, norms=gradient_norms, options={"order": order, **options}, cut=split,
-            K=K,
+            preprocess=preprocess, guard=guard, norms=gradient_norms, ema=ema, options={"order": order, **options},
+            cut=split, K=K,
         )  # fmt: skip
         plan = given.plan
         self.K, self.method, self.schedule = given.K, plan.method, plan.schedule
@@ -281,7 +284,12 @@ class Pipeline:
         return self.engine.watch()
 
     def evaluate(
-        self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None, key: jax.Array | None = None
+        self,
+        batches: Iterable,
+        transform: Callable[[Tree], Tree] | None = None,
+        key: jax.Array | None = None,
+        *,
+        variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
     ) -> Evaluation:
         """Test loss, top-1 error and the loss's metrics with the newest weights. Batches may be in flight.
 
@@ -289,14 +297,16 @@ class Pipeline:
         stage 1; it is traced. What a module writes into a collection of its own is dropped. key: a JAX random key, for
         modules that draw in evaluation and for a loss that takes a key; nothing else depends on it. `train` stays
         False, so that dropout is off. In batch n = 1, 2, ... stage k draws its streams from fold_in(fold_in(key, n),
-        k), so that another K draws other numbers.
+        k), so that another K draws other numbers. variables: other weights and statistics, as `init` takes them, such
+        as `ema`; the training is left as it is.
         """
         engine = self.engine
         self._guard.check_whole()
         if key is not None:
             check_key(key, "evaluate takes a JAX random key", "evaluate(batches, key=jax.random.key(0))")
+        held = engine.holding(self._configuration.fitting(variables))
         checked = checked_batches(batches, self._example[1], engine.problem.specs[-1].labels)
-        return engine.evaluate(checked, transform, key)
+        return engine.evaluate(held, checked, transform, key)
 
     @property
     def staleness(self) -> list[int]:
@@ -335,6 +345,40 @@ class Pipeline:
         return self.engine.stage_variables()
 
     @property
+    def ema(self) -> list[dict[str, Tree]]:
+        """As `params`, with the average of the weights and the newest statistics. Raises BadInput without `ema=`."""
+        engine = self.engine
+        if self._configuration.ema is None:
+            raise BadInput("the pipeline keeps no average of its weights. Make it with Pipeline(..., ema=0.999), say.")
+        return engine.stage_variables(ema=True)
+
+    @property
+    def optimizer_states(self) -> list[Tree]:
+        """Per stage k = 1..K the state of its optimizer, as optax has it, on its stage's device: for
+        `optax.tree_utils.tree_get(state, "count")`, say. They are copies; None for a stage in another process."""
+        return self.engine.optimizer_states()
+
+    def set_hyperparameters(self, *, k: int | None = None, **values: Any) -> None:
+        """Sets numbers that `optax.inject_hyperparams` keeps in the optimizers' states, from the next update on.
+
+        `set_hyperparameters(learning_rate=1e-4)`: nothing compiles again. States and checkpoints have the new values.
+        The `learning_rate=` of corrections stays. In several processes all of them call it.
+
+        Arguments:
+            k: the stage; by default all stages.
+            values: by name. Each keeps the shape and dtype of the one that it replaces.
+
+        Raises:
+            BadInput: a stage has no injected hyperparameter of that name, or it follows a schedule. Then nothing has
+                changed.
+        """
+        engine, stages = self.engine, range(1, self.K + 1)
+        if k is not None and k not in stages:
+            raise BadInput(f"k={k!r}: the stages are k=1..{self.K}. Use one of them, or leave k out for all of them.")
+        with self._guard:
+            engine.set_hyperparameters(values, stages if k is None else [k])
+
+    @property
     def cuts(self) -> tuple[int, ...] | None:
         """The number of the first block of stages 2..K; None where stages are modules of their own.
 
@@ -348,7 +392,12 @@ class Pipeline:
         return states.parameters_sha256([stage["params"] for stage in self.params])
 
     def predict(
-        self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None, key: jax.Array | None = None
+        self,
+        inputs: Tree,
+        transform: Callable[[Tree], Tree] | None = None,
+        key: jax.Array | None = None,
+        *,
+        variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
     ) -> Tree:
         """The output of stage K for inputs, in evaluation mode with the newest weights. Batches may be in flight.
 
@@ -361,6 +410,7 @@ class Pipeline:
             transform: maps the inputs to those of stage 1, as in `evaluate`; with it, any inputs are allowed.
                 `preprocess` is for training and is not used.
             key: a JAX random key, for modules that draw in evaluation; as for the first batch of `evaluate`.
+            variables: other weights and statistics, as in `evaluate`.
 
         Returns: a tree of NumPy arrays [n, ...].
 
@@ -372,20 +422,22 @@ class Pipeline:
         if key is not None:
             check_key(key, "predict takes a JAX random key", "predict(inputs, key=jax.random.key(0))")
         check_inputs(self._example[0], inputs, transformed=transform is not None)
-        return jax.device_get(engine.predict(copy_arrays(inputs), transform, key))
+        held = engine.holding(self._configuration.fitting(variables))
+        return jax.device_get(engine.predict(held, copy_arrays(inputs), transform, key))
 
     @overload
-    def export(self, whole: Literal[False] = False) -> list[dict[str, Tree]]: ...
+    def export(self, whole: Literal[False] = False, ema: bool = False) -> list[dict[str, Tree]]: ...
 
     @overload
-    def export(self, whole: Literal[True]) -> dict[str, Tree]: ...
+    def export(self, whole: Literal[True], ema: bool = False) -> dict[str, Tree]: ...
 
-    def export(self, whole: bool = False) -> list[dict[str, Tree]] | dict[str, Tree]:
+    def export(self, whole: bool = False, ema: bool = False) -> list[dict[str, Tree]] | dict[str, Tree]:
         """The weights and statistics as NumPy arrays: for plain Flax, or for `init(..., variables=...)`.
 
         Arguments:
             whole: return one dictionary for the uncut network `fdg_jax.split.whole(blocks)`, whatever the cut was. The
                 stages must have been cut by `split=` or by fdg_jax.split.stages.
+            ema: return the average of the weights, as `Pipeline.ema` does.
 
         Returns: for each stage k = 1..K {"params": ..., "batch_stats": ...}, for `modules[k-1].apply`; or one such
         dictionary.
@@ -398,7 +450,7 @@ class Pipeline:
         if whole and self.cuts is None:
             fact = "export(whole=True): the stages are modules of their own, so there is no uncut network"
             raise BadInput(f"{fact}. Use export(), which gives one dictionary a stage, or Pipeline(blocks, split=...).")
-        stages = jax.device_get(self.params)
+        stages = jax.device_get(self.ema if ema else self.params)
         return splits.merge_variables(stages) if whole else stages
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -441,7 +493,8 @@ class Pipeline:
 
         A state is refused if it does not fit, is incomplete, or (unless `finite` is False) has a NaN or an infinity
         among its weights, statistics or the optimizer's arrays. Then nothing has changed. The arrays are copied. Beta,
-        the correction's options and the optimizer's settings stay the pipeline's own: a state does not hold them.
+        the correction's options, `ema` and the optimizer's settings stay the pipeline's own: a state does not hold
+        them, except for injected hyperparameters.
         """
         engine = self.engine
         state = check_state(state)

@@ -3,6 +3,7 @@
 OPTIONS is JSON: of `Pipeline`, and K, the number of stages. "resume": the file of a state to go on from.
 "of process 1": options that only that process has. "weighted": examples have weights, and the loss has a metric.
 "mixed": preprocess makes inputs and labels of both, and the loss draws; evaluation has such labels, too.
+"ema": the average is evaluated too, and the learning rate is set in the middle.
 Each process writes what it sees to OUT/<process>.json; process 0 also writes the state in the middle to OUT/state.npz.
 FLAGS are those that fdg_jax.launch adds; without them it is a training in one process.
 """
@@ -64,7 +65,8 @@ def main() -> None:
         data = [(x, fdg_jax.Weighted(y, np.arange(len(y)) % 3)) for x, y in data]
     loss = weighted_loss if weighted else drawing_loss if mixed else small.cross_entropy
     options |= {"preprocess": mix} if mixed else {}
-    pipeline = fdg_jax.Pipeline(small.parts(K, kind), loss, small.recipe(), **options)
+    optimizer = optax.inject_hyperparams(optax.sgd)(0.1, momentum=0.9) if "ema" in options else small.recipe()
+    pipeline = fdg_jax.Pipeline(small.parts(K, kind), loss, optimizer, **options)
     pipeline.init(jax.random.key(0), data[0])
     if resume:
         pipeline.restore(dict(np.load(resume)))
@@ -74,10 +76,14 @@ def main() -> None:
     state = pipeline.state()
     if process == 0:
         np.savez(given.out / "state.npz", **state)
+    if "ema" in options:
+        pipeline.set_hyperparameters(learning_rate=0.02)
     for batch in data[MIDDLE:]:
         pipeline.step(batch)
     tests = [(x, mix(x, y, 0)[1]) if mixed else (x, y) for x, y in (data[4], data[0])]
-    evaluation = pipeline.evaluate(tests, key=jax.random.key(1) if mixed else None)
+    evaluation = [pipeline.evaluate(tests, key=jax.random.key(1) if mixed else None)]
+    if "ema" in options:
+        evaluation.append(pipeline.evaluate(tests, variables=pipeline.ema))
     predicted = pipeline.predict(data[0][0])
     lost = np.full_like(data[0][0], np.nan), data[0][1]
     first_nonfinite = [pipeline.first_nonfinite(batch) for batch in (data[0], lost)] if K == 4 else []  # it compiles

@@ -54,6 +54,7 @@ def test_two_processes_train_as_one(tmp_path):
         (3, {"mixed": True, "method": "gpipe"}),
         (3, {"mixed": True, "method": "dgl"}),
         (3, {"K": 4, "guard": True}),
+        (3, {"K": 4, "ema": 0.5}),
         (4, {"K": 4}),
         *[(3, {"method": method}) for method in ("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr", "gpipe", "scaled_bp")],
     ],

@@ -28,6 +28,7 @@ Tree = Any
 OF_PIPELINE = {
     "guard": Option("guard", bool, False, ""),
     "gradient_norms": Option("gradient_norms", bool, False, ""),
+    "ema": Option("ema", float | None, None, "", inside="(0, 1)", use="0.999, say, or leave it out"),
     "read_behind": Option("read_behind", int, 16, "", inside="[1, inf)"),
 }
 CUTS = ("balanced", "measured", "even")

@@ -33,7 +33,7 @@ from fdg_jax.options.fields import checked
 from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
 from fdg_jax.stages.nonfinite import guard_loss
-from fdg_jax.stages.own_modules import Shapes, check_loss, check_shapes
+from fdg_jax.stages.own_modules import Shapes, check_loss, check_number, check_shapes, fitting_variables
 from fdg_jax.stages.precision import precision
 from fdg_jax.stages.preprocessing import preprocessed
 from fdg_jax.stages.shapes import describe, examples, shape_of
@@ -54,7 +54,7 @@ class Configuration:
 
     def __init__(
         self, stages, loss, optimizer, method, engines: Sequence[str], *, engine, beta, correct, learning_rate,
-        momentum, devices, weights, dtype, remat, preprocess, guard, norms, options: Mapping[str, Any], cut, K,
+        momentum, devices, weights, dtype, remat, preprocess, guard, norms, ema, options: Mapping[str, Any], cut, K,
     ):  # fmt: skip
         self.stages = check_problem(stages, loss, of="stage" if cut is None else "block")
         self.asked_cut, self.blocks = cut, self.stages
@@ -89,6 +89,7 @@ class Configuration:
         self.optimizers = stage_optimizers(optimizer, K)
         self.loss, self.preprocess = loss, check_preprocess(preprocess)
         self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)
+        self.ema = checked(OF_PIPELINE["ema"], ema)
 
     @property
     def stage_class(self) -> type[Stage]:
@@ -161,14 +162,27 @@ class Configuration:
                 guard=self.guard,
                 norms=self.norms,
                 correction=correction,
+                ema=self.ema,
             )
             specs.append(spec)
+        self.needed = [(seen.variables, seen.x) for seen in shapes.stages]
         self.followed = [(spec.module, spec.compute, shape_of(spec.variables)) for spec in specs]
         self.example, self.sizes = example, {tuple(leaf.shape for leaf in jax.tree.leaves(example))}
         no_effect.warn(self.plan, self.momentum, self.optimizers[0], shapes.stages[0].params)
         if not all_here(self.places):
             notices.check_same(self.settings(key, specs))
         return specs, example
+
+    def fitting(self, variables: Sequence[Mapping] | Mapping | None) -> list[dict[str, Tree]] | None:
+        """Given variables of the whole network, or of each stage, as one dictionary for each stage, in the containers
+        of its module. Raises BadInput if they do not fit."""
+        if variables is None:
+            return None
+        if isinstance(variables, Mapping):
+            variables = cut_variables(variables, self.stages)
+        check_number(self.K, variables)
+        found = zip(self.needed, variables, strict=True)
+        return [fitting_variables(k, needed, given, x) for k, ((needed, x), given) in enumerate(found, 1)]
 
     def check_size(self, batch: Batch) -> None:
         """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes.
@@ -253,6 +267,7 @@ class Configuration:
             "micro-batches": schedule.micro_batches,
             "guard": self.guard,
             "gradient norms": self.norms,
+            "ema": self.ema,
             "remat": [compute.remat for compute in self.compute],
             "correct": ",".join(plan.corrected_by) or "none",
             **asked,

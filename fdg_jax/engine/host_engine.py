@@ -1,6 +1,6 @@
 """The engine of the host loop: K stages on K devices or, on a CPU, one device that stands in for them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.one_program import OneProgramStage
 from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import all_here
@@ -49,9 +50,9 @@ class HostEngine(Engine):
     def __init__(self, problem: Problem):
         super().__init__(problem)
         schedule, self.transport = problem.schedule, transport(problem)
-        local = self.transport.places
+        local, kind = self.transport.places, OneProgramStage if in_one_program(problem) else problem.stage
         self.stages = {
-            spec.k: problem.stage(
+            spec.k: kind(
                 spec,
                 place,
                 # If nothing is late and no correction changes them, the newest weights are those of the forward pass.
@@ -152,8 +153,21 @@ class HostEngine(Engine):
         under_way = [(stage.state, stage.sum, list(stage.line)) for stage in self.stages.values()]
         jax.block_until_ready((under_way, list(self.loop.mail.values())))
 
-    def stage_variables(self) -> list[dict[str, Tree]]:
-        return self.of_all_stages(lambda stage: stage.variables())
+    def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
+        return self.of_all_stages(lambda stage: (stage.averaged() if ema else stage).variables())
+
+    def optimizer_states(self) -> list[Tree]:
+        return [self.stages[k].optimizer_state() if k in self.stages else None for k in self._numbers]
+
+    def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
+        changed, refusal = {}, None
+        try:
+            changed = {k: self.stages[k].with_hyperparameters(values) for k in stages if k in self.stages}
+        except BadInput as error:
+            refusal = error
+        self.transport.agree(refusal)
+        for k, state in changed.items():
+            self.stages[k].state = state
 
     def auxiliary(self) -> list[Tree]:
         return self.of_all_stages(lambda stage: stage.auxiliary())
@@ -186,12 +200,24 @@ class HostEngine(Engine):
     def from_last(self, value: Tree, like: Tree) -> Tree:
         return self.transport.tell(self.problem.schedule.K, value, like)
 
-    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]) -> Tree:
+    def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> Mapping[int, Stage]:
+        if variables is None:
+            return self.stages
+        return {k: stage.holding(variables[k - 1]) for k, stage in self.stages.items()}
+
+    def outputs(
+        self,
+        held: Mapping[int, Stage],
+        inputs: Tree,
+        n: int,
+        transform: Callable[[Tree], Tree] | None,
+        keys: Sequence[Any],
+    ) -> Tree:
         self.transport.enter(0, n)
         x = self.transformed(self.first.put_batch(inputs), transform) if self.first else None
         for k in range(1, self.problem.schedule.K + 1):
             x = x if k == 1 else self.transport.send(Address("x", k, 0), x, Op("F", k - 1, 0))
-            x = self.stages[k].outputs(x, keys[k - 1]) if k in self.stages else None
+            x = held[k].outputs(x, keys[k - 1]) if k in held else None
         return x
 
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
@@ -259,6 +285,13 @@ class HostEngine(Engine):
         flat.read |= {name for name in flat if of_stage(name) in elsewhere}  # other processes read them
         flat.check_all_read()
         return stages, mail, t, entered
+
+
+def in_one_program(problem: Problem) -> bool:
+    """Whether the stage computes a batch in one program: it is alone, on an accelerator, and every batch updates it."""
+    schedule, place = problem.schedule, problem.places[0]
+    plain = problem.stage is Stage and schedule.accumulate == 1 and not any(problem.waits)
+    return schedule.K == 1 and plain and place.device.platform != "cpu"
 
 
 def delay_line_engine(problem: Problem) -> Engine:

@@ -1,6 +1,6 @@
 """The interface of engines, and the training problem that an engine gets."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
+from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import Spec, StageState, raw_key
 from fdg_jax.stages.nonfinite import all_finite
 from fdg_jax.stages.preprocessing import Preprocess
@@ -166,10 +167,16 @@ class Engine:
         """From now on, notes every operation until it is finished."""
         raise NotImplementedError
 
-    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]) -> Tree:
+    def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> Any:
+        """What `outputs` evaluates: the stages as they are, or with these Flax variables, one dictionary for each."""
+        raise NotImplementedError
+
+    def outputs(
+        self, held: Any, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]
+    ) -> Tree:
         """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process.
 
-        keys: for each stage a random key, or None if nobody has given any.
+        held: what `holding` gave. keys: for each stage a random key, or None if nobody has given any.
         """
         raise NotImplementedError
 
@@ -180,7 +187,7 @@ class Engine:
         call: for the message. with_loss: whether the loss is computed.
         """
         specs = self.problem.specs
-        who = [f"stage k={spec.k} ({type(spec.module).__name__})" for spec in specs if spec.compute.draws]
+        who = [f"stage k={spec.k} ({name_of(spec.module)})" for spec in specs if spec.compute.draws]
         who += ["the loss"] if with_loss and specs[-1].compute.loss_draws else []
         if not who:
             return lambda n: [None for _ in specs]
@@ -194,9 +201,9 @@ class Engine:
         return value
 
     def evaluate(
-        self, batches: Iterable, transform: Callable[[Tree], Tree] | None, key: Any = None
+        self, held: Any, batches: Iterable, transform: Callable[[Tree], Tree] | None, key: Any = None
     ) -> Evaluation:
-        """Loss and error with the newest weights. transform: maps inputs to those of stage 1; or None. key: a random
+        """Loss and error of what `holding` gave. transform: maps inputs to those of stage 1; or None. key: a random
         key, if something is to be drawn."""
         specs, numbers = self.problem.specs, count(1)
         keys, loss_draws = self.keys_of("evaluate", key, with_loss=True), specs[-1].compute.loss_draws
@@ -204,7 +211,7 @@ class Engine:
         def run(inputs: Tree, labels: Tree) -> Tally:
             drawn: list[Any] = keys(next(numbers))
             found: Any = None
-            outputs = self.outputs(inputs, examples(inputs), transform, drawn)
+            outputs = self.outputs(held, inputs, examples(inputs), transform, drawn)
             of_loss = drawn[-1] if loss_draws else None
             if self.last:
                 found = self._tally(outputs, self.last.put_batch(labels), self.last.put_weights(of_loss))
@@ -215,12 +222,12 @@ class Engine:
 
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
 
-    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None, key: Any = None) -> Tree:
-        """The outputs of stage K with the newest weights, in every process. Dispatches and does not wait. key: a random
-        key, if something is to be drawn; that of an evaluation's first batch."""
+    def predict(self, held: Any, inputs: Tree, transform: Callable[[Tree], Tree] | None, key: Any = None) -> Tree:
+        """The outputs of what `holding` gave, in every process. Dispatches and does not wait. key: a random key, if
+        something is to be drawn; that of an evaluation's first batch."""
         n, specs, keys = examples(inputs), self.problem.specs, self.keys_of("predict", key, with_loss=False)(1)
         with fitting("predict", f"inputs {describe(inputs)}", f"stage 1 takes {describe(specs[0].x)}"):
-            return self.from_last(self.outputs(inputs, n, transform, keys), with_examples(specs[-1].outputs, n))
+            return self.from_last(self.outputs(held, inputs, n, transform, keys), with_examples(specs[-1].outputs, n))
 
     def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """Applies the transform of an evaluation to inputs on their device."""
@@ -246,8 +253,17 @@ class Engine:
         or engine. Then nothing has changed in any process, since everything new is made first."""
         raise NotImplementedError
 
-    def stage_variables(self) -> list[dict[str, Tree]]:
-        """For each stage, the network's Flax variables."""
+    def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
+        """For each stage, the network's Flax variables; with `ema`, the average of the weights."""
+        raise NotImplementedError
+
+    def optimizer_states(self) -> list[Tree]:
+        """For each stage, the state of the user's optimizer; None for a stage in another process."""
+        raise NotImplementedError
+
+    def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
+        """Sets injected hyperparameters in the optimizers of these stages k. Raises BadInput if one cannot have them;
+        then nothing has changed in any process."""
         raise NotImplementedError
 
     def auxiliary(self) -> list[Tree]:

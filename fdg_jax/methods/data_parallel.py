@@ -33,7 +33,7 @@ from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
-from fdg_jax.stages.functions import Functions, Spec, raw_key
+from fdg_jax.stages.functions import Functions, Spec, raw_key, split_variables
 from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.weighted import cut, weighted_sum
@@ -143,6 +143,14 @@ class ReplicatedStage(Stage):
             return variables
         params = variables.pop("params")
         return {"params": params, **self._first(variables)}
+
+    def holding(self, variables):
+        if self.local:
+            params, extra = split_variables(variables)
+            variables = {"params": params, **replicate(extra, self.spec.K, self.spec.key)}
+        other = super().holding(variables)
+        other.spread_extra()
+        return other
 
 
 def first_replica(tree: Tree) -> Tree:

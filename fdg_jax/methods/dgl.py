@@ -114,6 +114,10 @@ class LocalLossStage(Stage):
         pair = params.unpack_now(self.evaluated_params())
         return flax_variables(pair[0], network(extra.unpack_now(self.state.extra)))
 
+    def own_trees(self, variables):
+        params, extra = super().own_trees(variables)
+        return (params if self.spec.last else (params, self.auxiliary())), extra
+
     def auxiliary(self):
         return () if self.spec.last else self.layout.params.unpack_now(self.state.params)[1]
 

@@ -24,7 +24,7 @@ class Call(NamedTuple):
     switches that nobody sets are set."""
 
     tells: bool
-    switch: tuple[tuple[str, bool], ...]
+    switch: tuple[tuple[str, bool | None], ...]
     inputs: tuple[tuple[str | int, str], ...]
     output: str | None
     carry: tuple[str, ...]
@@ -164,9 +164,9 @@ class Adapted(Around):
         (y, *rest), aux = result, self.how.aux
         if aux == "metric":
             self.sow(METRICS, "aux", rest[0] if len(rest) == 1 else rest)
-        elif aux != "drop":
+        elif aux is not None and aux != "drop":
             total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(rest))
-            self.sow(LOSSES, "aux", total * (1.0 if aux == "loss" else aux))
+            self.sow(LOSSES, "aux", total if isinstance(aux, str) else total * aux)
         return y
 
 

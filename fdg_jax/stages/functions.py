@@ -85,6 +85,7 @@ class Spec(NamedTuple):
     guard: whether updates with non-finite gradients are refused.
     norms: whether gradients are measured.
     correction: what is done about late gradients.
+    ema: what an update leaves of the average of the stage's weights; None: there is no average.
     """
 
     k: int
@@ -106,6 +107,7 @@ class Spec(NamedTuple):
     guard: bool = False
     correction: Correction = NONE
     norms: bool = False
+    ema: float | None = None
 
     @property
     def last(self) -> bool:

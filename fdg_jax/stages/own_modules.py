@@ -74,8 +74,8 @@ def check_shapes(
     """
     from fdg_jax.stages.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
 
-    if variables is not None and len(variables) != len(stages):
-        raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
+    if variables is not None:
+        check_number(len(stages), variables)
     x, labels = preprocessed(preprocess, *map(shape_of, example_batch))
     traced, inits, before = [], [], f"the input is {describe(x)}"
     owners: dict[int, tuple[Any, str]] = {}
@@ -101,6 +101,12 @@ def check_shapes(
     traced[-1] = traced[-1]._replace(y=outputs)
     report = jax.eval_shape(joined, check_loss(loss, outputs, labels, stages[-1][1].loss_draws), metrics)
     return Shapes(traced, inits, labels, loss_of(report), report)
+
+
+def check_number(K: int, variables: Sequence[Any]) -> None:
+    """Raises BadInput unless there is one set of variables for each of the K stages."""
+    if len(variables) != K:
+        raise BadInput(f"{K} stages but {len(variables)} sets of variables were given.")
 
 
 def check_message(who: str, k: int, y: Tree) -> None:
