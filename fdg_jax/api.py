@@ -177,7 +177,9 @@ class Pipeline:
     def step(self, batch: Batch) -> Metrics | None:
         """Enters one batch (inputs, labels). It only dispatches, and waits only while `read_behind` losses are unread.
 
-        Returns the newest finished Metrics, None before the first.
+        Returns the newest finished Metrics, None before the first. Batches may have other lengths than the example
+        batch (methods with auxiliary networks or projections, and pipelines in several processes, take another batch
+        size only). Every shape compiles anew; the sixth gives a warning.
 
         NumPy arrays are copied and may be used again at once. JAX arrays are not copied: they must not be donated or
         deleted before the batch has updated every stage. If this raises before the batch has entered, nothing has

@@ -1,5 +1,6 @@
 """The arguments of `fdg_jax.Pipeline`, checked and with every name resolved, and the specs of its stages."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
 
 Tree = Any
 Batch = tuple[Tree, Tree]
+MANY_SHAPES = 5  # of batches, before a warning
 
 
 class Configuration:
@@ -185,7 +187,8 @@ class Configuration:
         return [fitting_variables(k, needed, given, x) for k, ((needed, x), given) in enumerate(found, 1)]
 
     def check_size(self, batch: Batch) -> None:
-        """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes.
+        """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes. Warns once
+        of many such shapes.
 
         Each valid shape is checked once. If only the batch size differs, methods that cut a batch into parts are not
         checked, since their stages see other sizes.
@@ -195,13 +198,18 @@ class Configuration:
             return
         like = jax.tree.leaves(self.example)
         longer = [shape[1:] for shape in shapes] != [leaf.shape[1:] for leaf in like]
-        if longer and (self.plan.method.stage or not all_here(self.places)):
-            why = f"method {self.plan.method.name}" if self.plan.method.stage else "a pipeline in several processes"
+        fixed = self.stage_class.fixed_lengths
+        if longer and (fixed or not all_here(self.places)):
+            why = f"method {self.plan.method.name}" if fixed else "a pipeline in several processes"
             fact = f"a batch of {describe(batch)}, at init {describe(like)}: {why} has arrays of those shapes"
             raise BadInput(f"{fact}. Only the batch size may differ: pad the batch, with weights 0 (fdg_jax.Weighted).")
         if longer or (self.plan.schedule.micro_batches == 1 and not self.plan.method.places):
             self.follow(batch)
         self.sizes.add(shapes)
+        if len(self.sizes) == MANY_SHAPES + 1:
+            fact = f"batches of {len(self.sizes)} shapes have come, and every stage compiles anew for each shape"
+            way_out = "Pad batches to one length, or to a few (buckets), with weights 0 (fdg_jax.Weighted)"
+            warnings.warn(f"{fact}. {way_out}. This warning comes only once.", stacklevel=4)
 
     def follow(self, batch: Batch) -> None:
         """Traces a batch, (inputs, labels) as shapes, through all stages in training mode. Raises BadInput if a stage

@@ -56,6 +56,7 @@ class DirectFeedbackStage(Stage):
     """
 
     cotangent_down = False
+    fixed_lengths = True
 
     def make(self, spec: Spec):
         """The stage's functions, and a fixed projection of the output error; stage K sends that error."""

@@ -80,6 +80,7 @@ class LocalLossStage(Stage):
     """
 
     cotangent_down = False
+    fixed_lengths = True
     local_loss = True
 
     def make(self, spec: Spec):

@@ -111,6 +111,7 @@ class Guess(NamedTuple):
 class SyntheticGradientStage(Stage):
     """A stage with a synthesizer in `own`. Stage K is an ordinary stage."""
 
+    fixed_lengths = True
     keeps: Mapping[str, str] = {"memo": "B", "asked": "S"}
 
     def make(self, spec: Spec):

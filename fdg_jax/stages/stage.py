@@ -70,12 +70,15 @@ class Stage(Checkpointed):
         cotangent_down: whether its stages send cotangents to the stage below.
         keeps: {name in a checkpoint of what a stage keeps of a batch: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
+        fixed_lengths: whether what it adds to the network fits arrays of the example batch's shapes only, but for the
+            batch size.
         packs: whether small arrays are packed.
         keeps_weights: whether a stash refers to the weights of its forward pass.
     """
 
     backward_at_other_weights = ""
     cotangent_down = True
+    fixed_lengths = False
     keeps: Mapping[str, str] = {"memo": "B"}
     local_loss = False
     packs = True
