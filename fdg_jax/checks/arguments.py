@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from fdg_jax import block_times, split
 from fdg_jax.config import FIELDS
@@ -161,14 +162,15 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     """The devices of the stages.
 
     Arguments:
-        devices: a list of K JAX devices, or None for the default ones.
+        devices: for each of K stages a JAX device, a list of devices or a mesh; or None for the default ones.
         K: number of stages.
         alone: whether one device computes all stages (the delay line), so that a list of one is enough.
 
-    Returns: a device for each stage k = 1..K; K times the first one if `alone`. Warns if stages must share devices.
+    Returns: a device, or a mesh, for each stage k = 1..K; K times the first one if `alone`. Warns if stages must share
+        devices.
 
     Raises:
-        BadInput: `devices` is not a list of K devices.
+        BadInput: `devices` is not a list of K of these.
     """
     if devices is None:
         found, remark = stage_devices(K)
@@ -177,17 +179,18 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
         if remark:
             warnings.warn(remark, stacklevel=4)
         return found
-    way_out = f"Give one for each stage, e.g. devices=jax.devices()[:{K}], or leave it out."
+    way_out = f"Give one for each stage, e.g. devices=jax.devices()[:{K}], or a list for each, or leave it out."
     if alone:
         way_out = "Give the one that computes all stages, devices=jax.devices()[:1], or leave it out."
     if isinstance(devices, str) or not hasattr(devices, "__len__"):
         raise BadInput(f"devices={devices!r} is not a list of JAX devices. {way_out}")
     if len(devices) != K and not (alone and len(devices) == 1):
         raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. {way_out}")
-    for k, device in enumerate(devices, 1):
-        if not isinstance(device, jax.Device):
+    found = [Mesh(np.array(each), ("data",)) if isinstance(each, list | tuple) and each else each for each in devices]
+    for k, device in enumerate(found, 1):
+        if not isinstance(device, jax.Device | Mesh):
             raise BadInput(f"the device of stage k={k} is {kind(device)}, not a JAX device. {way_out}")
-    return [devices[0]] * K if alone else list(devices)
+    return [found[0]] * K if alone else found
 
 
 def check_key(key: Any, fact: str, use: str) -> None:

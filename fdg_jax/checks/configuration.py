@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from fdg_jax import corrections, split
 from fdg_jax.arrays import plain
@@ -41,7 +42,7 @@ from fdg_jax.stages.shapes import describe, examples, shape_of
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.tracing import trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
-from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
+from fdg_jax.transport.devices import MeshPlace, Place, all_here, check_no_mesh, is_here
 
 Tree = Any
 Batch = tuple[Tree, Tree]
@@ -85,9 +86,9 @@ class Configuration:
                 loss_draws=self.loss_draws and (k == K or self.stage_class.local_loss),
             ) for k in range(1, K + 1)
         ]  # fmt: skip
-        self.devices = check_devices(devices, K, alone=engine == "delay-line")
-        spread = made.method.places
-        self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
+        given, spread = check_devices(devices, K, alone=engine == "delay-line"), made.method.places
+        self.places = spread(given) if spread else [MeshPlace(e) if isinstance(e, Mesh) else Place(e) for e in given]
+        self.devices = [place.device for place in self.places]
         self.optimizers = stage_optimizers(optimizer, K)
         self.loss, self.preprocess = loss, check_preprocess(preprocess)
         self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fdg_jax.machine import programs
@@ -37,7 +37,7 @@ from fdg_jax.stages.functions import Functions, Spec, raw_key, split_variables
 from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.weighted import cut, weighted_sum
-from fdg_jax.transport.devices import Place
+from fdg_jax.transport.devices import MeshPlace, Place
 
 Tree = Any
 REPLICA = "replica"  # the mesh's only axis
@@ -54,37 +54,12 @@ class Options:
     )
 
 
-class ReplicaPlace(Place):
-    """A place on all devices. Each of them has the weights. A batch is split along its first axis if the number of
-    devices divides its size.
-
-    Arguments:
-        devices: of the K replicas. If fewer are distinct, n of them are used for K/n replicas each; n divides K.
-    """
-
-    def __init__(self, devices: Sequence[Any]):
-        K, distinct = len(devices), list(dict.fromkeys(devices))
-        n = max(n for n in range(1, len(distinct) + 1) if K % n == 0)
-        super().__init__(distinct[0])
-        self.devices = distinct[:n]
-        self.mesh = Mesh(np.array(distinct[:n]), (REPLICA,))
-
-    def put_weights(self, tree: Tree) -> Tree:
-        """Starts to copy a tree of arrays to every device; returns the copies."""
-        return jax.device_put(tree, NamedSharding(self.mesh, P()))
-
-    def put_batch(self, tree: Tree) -> Tree:
-        """Starts to copy a tree of arrays [batch, ...] to the devices, a part to each; returns the copies."""
-
-        def sharding(leaf):
-            return NamedSharding(self.mesh, P() if len(leaf) % self.mesh.size else P(REPLICA))
-
-        return jax.device_put(tree, jax.tree.map(sharding, tree))
-
-
-def replica_places(devices: Sequence[Any]) -> list[ReplicaPlace]:
-    """The places of K stages: each is on all devices."""
-    return [ReplicaPlace(devices)] * len(devices)
+def replica_places(devices: Sequence[Any]) -> list[MeshPlace]:
+    """The places of K stages: each is on all devices. If fewer than K are distinct, n of them are used for K/n replicas
+    each; n divides K."""
+    K, distinct = len(devices), list(dict.fromkeys(devices))
+    n = max(n for n in range(1, len(distinct) + 1) if K % n == 0)
+    return [MeshPlace(Mesh(np.array(distinct[:n]), (REPLICA,)))] * K
 
 
 class ReplicatedStage(Stage):
@@ -97,7 +72,7 @@ class ReplicatedStage(Stage):
         batch_norm, place = spec.options["batch_norm"], self.place
         functions, state = super().make(spec)
         self.local = batch_norm == "local" and spec.K > 1  # a single replica is BP
-        assert isinstance(place, ReplicaPlace)
+        assert isinstance(place, MeshPlace)
         if not self.local:
             return functions, state
         extra = replicate(state.extra, spec.K, spec.key)
@@ -106,27 +81,7 @@ class ReplicatedStage(Stage):
     def __init__(self, spec: Spec, place: Place, **options):
         super().__init__(spec, place, **options)
         self._first = programs.jit(first_replica)
-        self.waits = place.device.platform == "cpu"
         self.spread_extra()
-
-    def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
-        self.wait_on_cpu(messages)
-        return super().run(kind, batch, messages)
-
-    def outputs(self, x: Tree, key: Any = None) -> Tree:
-        self.wait_on_cpu(x)
-        return super().outputs(x, key)
-
-    def wait_on_cpu(self, arrays: Tree) -> None:
-        """On a CPU, waits for the arrays that the next operation uses, so that few programs are under way.
-
-        An all-reduce among emulated devices blocks one thread per device until all have arrived. There are as many
-        threads as devices (or cores, if these are more). If too many programs are under way on a device, launching the
-        next one blocks a thread, too. Then too few threads are left, and the training hangs. This was seen on 2 cores
-        for K = 8, within 40 batches. Waiting costs little, as the method is locked anyway.
-        """
-        if self.waits:
-            jax.block_until_ready(arrays)
 
     def restore(self, flat: Mapping[str, Any]) -> None:
         super().restore(flat)

@@ -96,6 +96,7 @@ class Stage(Checkpointed):
         state = state._replace(opt_state=jax.tree.map(jnp.copy, opt_state), correction=corrected)
         self.functions = functions._replace(forward=guard_statistics(functions.forward)) if guard else functions
         self.spec = spec._replace(variables={})  # else the initial weights would stay in memory
+        self.packs = self.packs and len(place.devices) == 1  # a packed array has one layout, and may be cut elsewhere
         self.layout = layout = Layout.of(state, self.packs)
         self.state = layout.pack_now(place.put_weights(state))
         self.stashes: deque[Any] = deque()
