@@ -196,7 +196,7 @@ class FromFirstKey(nnx.Module):
 
 
 class Needy(nnx.Module):
-    def __call__(self, x, deterministic):
+    def __call__(self, x, rngs):
         return x
 
 
@@ -210,7 +210,7 @@ REFUSED = [
     (lambda: from_nnx(Stubborn, "norm"), "Stubborn changes its batch statistics in evaluation, too"),
     (lambda: from_nnx(FromFirstKey), "FromFirstKey draws from the random stream 'params'.* same numbers in every step"),
     (lambda: from_nnx(nnx.Linear, 8), r"the nnx module Linear cannot be made: .*'out_features'\. Change its arguments"),
-    (lambda: from_nnx(Needy), "Needy.__call__ has an argument `deterministic` without a default"),
+    (lambda: from_nnx(Needy), "Needy.__call__ has an argument `rngs` without a default"),
     (lambda: from_nnx(Late), r"k=1 .*Late makes new when it is called\. Make it in __init__"),
     (lambda: Block(8, 5, rngs=nnx.Rngs(0)), r"stage k=1 is a flax.nnx Block.*flax.nnx modules into fdg_jax.from_nnx"),
     (lambda: nn.Sequential([nn.Dense(8), nnx.bridge.ToLinen(nnx.Dropout, (0.5,))]),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
+from fdg_jax.stages.around import Around, Held, name_of
 from fdg_jax.stages.reported import METRICS
 from fdg_jax.stages.switches import LOSSES, SWITCHES, Tell, arguments
 
@@ -99,24 +100,6 @@ def stage(
     return Adapted(Held(module), Call(switch != {}, tuple(named.items()), routes, output, tuple(carry), aux, streams))
 
 
-class Held:
-    """A module in a field of another one, whose submodule it is not."""
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-
-
-class Around(nn.Module):
-    """A module around another one, whose variables it has under the same names."""
-
-    held: Held
-
-    @property
-    def inner(self) -> nn.Module:
-        """The other module, for a call."""
-        return self.held.module.clone(parent=self.scope)
-
-
 class Adapted(Around):
     """The linen module that `stage` returns. how: its arguments."""
 
@@ -168,11 +151,6 @@ class Adapted(Around):
             total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(rest))
             self.sow(LOSSES, "aux", total if isinstance(aux, str) else total * aux)
         return y
-
-
-def name_of(module: nn.Module) -> str:
-    """The name of a module's class; of one around another, that of the module inside."""
-    return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__
 
 
 def from_functions(init: Callable[..., Tree], apply: Callable[..., Tree], state: bool = False) -> nn.Module:

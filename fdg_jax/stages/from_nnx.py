@@ -20,7 +20,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stages.adapter import Around
+from fdg_jax.stages.around import Around
 from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switches
 
 Tree = Any
@@ -103,7 +103,10 @@ class FromNNX(nn.Module):
     make: Callable[[nnx.Rngs], Any]
 
     @nn.compact
-    def __call__(self, *given: Any, train: bool, **named: Any) -> Any:
+    def __call__(self, *given: Any, train: Any = None, **named: Any) -> Any:
+        inputs = list(given)
+        if train is None:  # called as (x, train)
+            train = inputs.pop()
         graph, shapes = nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(**dict.fromkeys(STREAMS, 0)))))
         values, keys = self.values(shapes), cache(lambda stream: self.key(stream, train))
         leaves, before = [], {}
@@ -117,7 +120,7 @@ class FromNNX(nn.Module):
             before[at] = value
             leaves.append((at, leaf.replace(value) if isinstance(leaf, nnx.Variable) else value))
         module = nnx.merge(graph, nnx.from_flat_state(leaves))
-        y = self.run(module, train, given, named)
+        y = self.run(module, train, inputs, named)
         if not self.is_initializing():
             self.keep(module, before, train)
         return y
@@ -147,7 +150,7 @@ class FromNNX(nn.Module):
         key = self.make_rng(stream)
         return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
-    def run(self, module: Any, train: bool, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def run(self, module: Any, train: bool, given: list[Any], named: dict[str, Any]) -> Any:
         """Calls the module in training or in evaluation mode. The losses that it sows are sown in linen."""
         parameters = inspect.signature(type(module).__call__).parameters
         if "rngs" in parameters and parameters["rngs"].default is inspect.Parameter.empty:

@@ -32,11 +32,11 @@ def taken(x: Tree) -> tuple[Tree, Metrics]:
 
 def with_sown(y: Tree, metrics: Metrics, sown: Tree) -> Tree:
     """Outputs with what was sown: `metrics` below, and the collection `sown` in this stage."""
-    found, rows = dict(metrics), len(jax.tree.leaves(y)[0])
+    found = dict(metrics)
     for path, value in jax.tree_util.tree_leaves_with_path(sown):
         name = [each.key for each in path if isinstance(each, jax.tree_util.DictKey)][-1]
         one = jnp.stack([jnp.asarray(value, jnp.float32), jnp.float32(1)])
-        found[name] = found.get(name, 0) + jnp.broadcast_to(one, (rows, 2))
+        found[name] = found.get(name, 0) + jnp.broadcast_to(one, (len(jax.tree.leaves(y)[0]), 2))
     return Reported(y, found) if found else y
 
 

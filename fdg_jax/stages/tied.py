@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from fdg_jax.errors import BadInput
-from fdg_jax.stages.adapter import Around, Held
+from fdg_jax.stages.around import Around, Held
 from fdg_jax.stages.switches import arguments
 
 Tree = Any
