@@ -30,7 +30,7 @@ IN_SUMMARY = (
 # Options that were added later; their defaults mean what runs did before. An older config.json lacks them.
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
-    *("hold_out", "init_from"),
+    *("hold_out", "init_from", "replicas"),
 )
 
 

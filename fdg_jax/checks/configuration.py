@@ -87,6 +87,9 @@ class Configuration:
             ) for k in range(1, K + 1)
         ]  # fmt: skip
         given, spread = check_devices(devices, K, alone=engine == "delay-line"), made.method.places
+        if spread and any(isinstance(each, Mesh) for each in given):
+            fact = f"method {made.method.name} spreads every stage over the K devices by itself"
+            raise BadInput(f"{fact}: give one device for each, devices=jax.devices()[:{K}], and no replicas.")
         self.places = spread(given) if spread else [MeshPlace(e) if isinstance(e, Mesh) else Place(e) for e in given]
         self.devices = [place.device for place in self.places]
         self.optimizers = stage_optimizers(optimizer, K)
@@ -125,6 +128,11 @@ class Configuration:
         use = "init(jax.random.key(0), (inputs, labels))"
         check_key(key, "init takes a JAX random key, then an example batch", use)
         example = check_example(example_batch)
+        n = examples(example[0])
+        for k, place in enumerate(self.places, 1):
+            if n % len(place.devices) and not self.plan.method.places:
+                fact = f"a batch of {n} examples cannot be cut over the {len(place.devices)} devices of stage k={k}"
+                raise BadInput(f"{fact}: each would compute all of it. Use a multiple of {len(place.devices)}.")
         if self.asked_cut is not None:
             variables = self.cut(key, example, variables)
         if isinstance(variables, Mapping):

@@ -50,6 +50,11 @@ class Common:
         "as BP with delayed gradients.", group="method",
         shown="pipeline; delay-line if there are fewer accelerators than K, or K=1, and the method allows it"
     )
+    replicas: int = option(
+        1, "Devices of each stage, K x R in all. Each has the stage's weights and computes its part of the batch; the "
+        "numbers are those of one device, except for rounding.", metavar="R", inside="[1, 1000]",
+        use="1 for one device a stage", group="method", free=True
+    )
     split: str | None = option(
         None, "Where to cut the network: paper (as the authors do), even (equal numbers of blocks), balanced (equal "
         "FLOPs), measured (equal block times on this device; another machine may cut elsewhere, which changes "

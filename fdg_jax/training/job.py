@@ -165,8 +165,9 @@ def built(
     """The job on loaded data. parts: the stages, if they are known. Raises BadInput."""
     method = methods.find(options.method)
     options, stage_devices, remark = choose_engine(options, method, peers)
+    first = stage_devices[0][0] if options.replicas > 1 else stage_devices[0]
     streamed = isinstance(dataset, data.Stream)  # so the examples are never all on a device
-    N, parts = len(dataset.train_inputs), parts or partition(options, dataset, stage_devices[0], peers)
+    N, parts = len(dataset.train_inputs), parts or partition(options, dataset, first, peers)
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
@@ -174,10 +175,10 @@ def built(
         split=",".join(map(str, parts.cuts)) if options.K > 1 else parts.name,
         block_size=dataset.per_example if dataset.unit == "tokens" else None,
         warmup="on" if wants_warmup(options, method) else "off",
-        window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
+        window=options.window or (1 if streamed else default_window(options, first.platform, N)),
     )
     check_last_batch(options, method, N)
-    if not devices.is_here(stage_devices[0]):  # stage 1 alone needs the inputs
+    if not devices.is_here(first):  # stage 1 alone needs the inputs
         dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
     if length.all_epochs > MOST_BATCHES:  # the learning rate of each batch is kept in memory
@@ -283,7 +284,17 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
     has max(devices, cores) threads, and the number of threads that share a convolution decides how its sums are
     rounded. With equal pools the engines agree to the last bit.
     """
-    found, remark = devices.stage_devices(options.K, here=peers.processes == 1)
+    K, R = options.K, options.replicas
+    found, remark = devices.stage_devices(K * R, here=peers.processes == 1)
+    if R > 1:
+        if remark or peers.processes > 1:
+            there = f"{len(set(found))} in {peers.processes} processes" if peers.processes > 1 else len(set(found))
+            raise BadInput(f"--K {K} --replicas {R} needs {K * R} devices in one process; there are {there}.")
+        if options.batch_size % R:
+            fact = f"--replicas {R} does not divide --batch-size {options.batch_size}"
+            raise BadInput(f"{fact}, so each device would compute the whole batch. Use a multiple of {R}.")
+        engine = "pipeline" if options.engine == "auto" else options.engine
+        return dataclasses.replace(options, engine=engine), [found[k * R : (k + 1) * R] for k in range(K)], ""
     why = ""
     if options.engine == "auto":
         why = reason_for_delay_line(options, method, found, shared=bool(remark))

@@ -163,8 +163,11 @@ class MeshPlace(Place):
         """
         if self.waits:
             jax.block_until_ready(tree)
-        size = self.mesh.size
-        return jax.device_put(tree, jax.tree.map(lambda leaf: self.weights if len(leaf) % size else self.batch, tree))
+
+        def sharding(leaf: Any) -> NamedSharding:
+            return self.batch if np.ndim(leaf) and len(leaf) % self.mesh.size == 0 else self.weights
+
+        return jax.device_put(tree, jax.tree.map(sharding, tree))
 
 
 def is_here(device: Any) -> bool:
