@@ -42,7 +42,7 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import basic, convolution
 from fdg_jax.machine import compile_cache, programs
-from fdg_jax.stage.functions import functions, init_variables, split_variables
+from fdg_jax.stages.functions import functions, init_variables, split_variables
 
 # Batches of the first feature maps have more than 32,768 pixels, the size from which rows were wrong.
 MODELS = (

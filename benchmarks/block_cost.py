@@ -39,7 +39,7 @@ from benchmarks.harness import report
 from fdg_jax import layers, models, split
 from fdg_jax.layers import convolution, sequence
 from fdg_jax.machine import facts, programs
-from fdg_jax.stage.functions import Functions, functions
+from fdg_jax.stages.functions import Functions, functions
 from fdg_jax.training.job import cross_entropy
 
 

@@ -13,7 +13,7 @@ There are two clocks. Both give medians over many ticks in the steady state:
 
 The bare calls of a stage's three programs, without the stage's work around them, are also compared with one program
 that does the same. This shows the saving by a single dispatch per tick. `--packing off` shows the cost when every small
-array goes in and out by itself (fdg_jax.stage.packing).
+array goes in and out by itself (fdg_jax.stages.packing).
 
 The loop's own part (schedule, mail, losses) is measured with stages that do nothing; `tick` is the sum of the
 parts. On a GPU, launching a program's kernels costs extra; the same command measures that on a GPU.
@@ -42,8 +42,8 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache
 from fdg_jax.methods import fdg
 from fdg_jax.recipe import paper_sgd
-from fdg_jax.stage.shapes import zeros
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.shapes import zeros
+from fdg_jax.stages.stage import Stage
 from fdg_jax.training.job import cross_entropy
 from fdg_jax.transport import devices
 

@@ -19,7 +19,7 @@ from benchmarks.harness import report
 from benchmarks.harness.turns import in_one_process
 from fdg_jax import late, models
 from fdg_jax.machine import programs
-from fdg_jax.stage.functions import init_variables, make_apply, split_variables
+from fdg_jax.stages.functions import init_variables, make_apply, split_variables
 
 NETWORKS = {"transformer8x64": (16, 64), "resnet20": (64, 32)}  # examples of a batch; tokens, or pixels of a side
 K, STEPS = 8, 5  # stages; steps of a turn

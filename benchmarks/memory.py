@@ -36,7 +36,7 @@ from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.stage import Stage
 from fdg_jax.training import opening
 from fdg_jax.training.job import Job, prepare
 from fdg_jax.transport import devices

@@ -13,8 +13,11 @@ _MODULE_OF = {
     "Pipeline": "api",
     "Metrics": "engine.losses",
     "Evaluation": "engine.evaluate",
-    "Weighted": "stage.weighted",
-    "from_nnx": "stage.from_nnx",
+    "Weighted": "stages.weighted",
+    "from_functions": "stages.adapter",
+    "from_nnx": "stages.from_nnx",
+    "stage": "stages.adapter",
+    "tie": "stages.tied",
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
     "join_processes": "transport.joining",
@@ -30,12 +33,15 @@ __all__ = [
     "Pipeline",
     "Weighted",
     "emulate_cpu",
+    "from_functions",
     "from_nnx",
     "join_processes",
     "load",
     "load_run",
     "load_weights",
     "save_weights",
+    "stage",
+    "tie",
 ]
 
 if TYPE_CHECKING:
@@ -44,8 +50,10 @@ if TYPE_CHECKING:
     from fdg_jax.engine.evaluate import Evaluation
     from fdg_jax.engine.losses import Metrics
     from fdg_jax.errors import BadInput
-    from fdg_jax.stage.from_nnx import from_nnx
-    from fdg_jax.stage.weighted import Weighted
+    from fdg_jax.stages.adapter import from_functions, stage
+    from fdg_jax.stages.from_nnx import from_nnx
+    from fdg_jax.stages.tied import tie
+    from fdg_jax.stages.weighted import Weighted
     from fdg_jax.training.trained import load_run
     from fdg_jax.transport.devices import emulate_cpu
     from fdg_jax.transport.joining import join_processes

@@ -17,7 +17,7 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint import weights
 from fdg_jax.checkpoint.state import check_finite, check_state
 from fdg_jax.checkpoint.weights import HASH
-from fdg_jax.checks.arguments import OF_PIPELINE
+from fdg_jax.checks.arguments import OF_PIPELINE, check_key
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, check_inputs, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
 from fdg_jax.corrections.interface import CorrectionSpec
@@ -30,6 +30,7 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
+from fdg_jax.stages.around import name_of
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
@@ -50,7 +51,9 @@ class Pipeline:
         default the number of `devices`, or the number that the first blocks give. With `split`, the initial weights
         depend on init's key alone, not on K.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
-        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well.
+        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well. Where
+        batches have no labels, it gets None. loss(outputs, labels, key) gets a random key as well, that of stage K's
+        stream "loss", another one in every step (and micro-batch).
     optimizer: an optax chain. Each stage has its own state of it, and gives it gradients that are already shrunk by
         beta**(K-k) (Eq. 17). Or a list of chains, one a stage, or a function k -> chain. Each chain sees the gradients
         of its own stage only, so optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient.
@@ -67,14 +70,19 @@ class Pipeline:
     devices: one per stage, or one for the delay line; by default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     dtype: "float32" (arrays are left as they are) or "bfloat16": modules compute with kernels and activations in
-        bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stage.precision). Flax
+        bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stages.precision). Flax
         layers need `dtype` too.
     remat: stages whose backward pass computes the activations again, so that a stash keeps only the input: "none",
         "all", or their numbers (1, 2).
-    preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
+    preprocess: preprocess(inputs, step) -> what stage 1 takes; or preprocess(inputs, labels, step) -> (that, the labels
+        of the loss), for mixup, masks or noise. It is traced, and step counts batches from 0. The second form runs on
+        stage 1's device and again on stage K's, each time without the half that is not needed there. Evaluation does
+        without: the labels of `evaluate` are like those of batches or like those that preprocess makes.
     guard: skip an update whose loss or gradient has a NaN or an infinity, and keep no running statistics with one;
         `Metrics.bad` reports skipped updates. They leave weights and moments as they are; schedules count them, too.
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
+    ema: keep an average of each stage's weights, `Pipeline.ema`. It starts at the first weights; every update of the
+        stage makes it ema * average + (1 - ema) * new weights, one that `guard` refuses does not.
     read_behind: the most dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
     Raises BadInput with the fact, the numbers and the way out. One thread at a time may call step, train, drain, state
@@ -84,7 +92,7 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[nn.Module],
-        loss: Callable[[Tree, Tree], Tree],
+        loss: Callable[..., Tree],
         optimizer: optax.GradientTransformation
         | Sequence[optax.GradientTransformation]
         | Callable[[int], optax.GradientTransformation],
@@ -102,17 +110,18 @@ class Pipeline:
         weights: str | None = None,
         dtype: str = "float32",
         remat: str | Sequence[int] = "none",
-        preprocess: Callable[[Tree, jax.Array], Tree] | None = None,
+        preprocess: Callable[..., Tree] | None = None,
         guard: bool = False,
         gradient_norms: bool = False,
+        ema: float | None = None,
         read_behind: int = 16,
         **options: Any,
     ):
         self._configuration = given = Configuration(
             stages, loss, optimizer, method, list(ENGINES), engine=engine, beta=beta, correct=correct,
             learning_rate=learning_rate, momentum=momentum, devices=devices, weights=weights, dtype=dtype, remat=remat,
-            preprocess=preprocess, guard=guard, norms=gradient_norms, options={"order": order, **options}, cut=split,
-            K=K,
+            preprocess=preprocess, guard=guard, norms=gradient_norms, ema=ema, options={"order": order, **options},
+            cut=split, K=K,
         )  # fmt: skip
         plan = given.plan
         self.K, self.method, self.schedule = given.K, plan.method, plan.schedule
@@ -131,7 +140,8 @@ class Pipeline:
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches). Each is a
-        tree; labels may be `fdg_jax.Weighted`. A batch may also be a dictionary {"inputs", "labels"} and "weights".
+        tree; labels may be `fdg_jax.Weighted`, or None. A batch may also be a dictionary of "inputs" and perhaps
+        "labels" and "weights".
         variables: one Flax dictionary {"params": ..., "batch_stats": ...} per stage, or one for the whole network (as
         from `export`) where the stages are blocks of one; they are copied.
         """
@@ -149,7 +159,7 @@ class Pipeline:
         return self
 
     def __repr__(self) -> str:
-        stages = ", ".join(type(stage).__name__ for stage in self._configuration.stages)
+        stages = ", ".join(name_of(stage) for stage in self._configuration.stages)
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.devices)
         return f"Pipeline(method={self.method.name!r}, K={self.K}, stages=[{stages}], devices=[{devices}])"
 
@@ -167,7 +177,9 @@ class Pipeline:
     def step(self, batch: Batch) -> Metrics | None:
         """Enters one batch (inputs, labels). It only dispatches, and waits only while `read_behind` losses are unread.
 
-        Returns the newest finished Metrics, None before the first.
+        Returns the newest finished Metrics, None before the first. Batches may have other lengths than the example
+        batch (methods with auxiliary networks or projections, and pipelines in several processes, take another batch
+        size only). Every shape compiles anew; the sixth gives a warning.
 
         NumPy arrays are copied and may be used again at once. JAX arrays are not copied: they must not be donated or
         deleted before the batch has updated every stage. If this raises before the batch has entered, nothing has
@@ -189,9 +201,9 @@ class Pipeline:
                 self._checked_kinds.add(kinds)
         return structure.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> Metrics | None:
         """Enters W batches: each row of indices [W, batch] selects from images [N, ...], or other examples, and from
-        labels [N, ...].
+        labels [N, ...], which may be None.
 
         The pipeline makes W steps. The delay line makes one dispatch, with images and labels resident on its device.
         """
@@ -210,7 +222,7 @@ class Pipeline:
 
     def about(self) -> dict[str, Any]:
         """The facts about this pipeline that a file of its weights or state records."""
-        modules = [type(module).__name__ for module in self.modules]
+        modules = [name_of(module) for module in self.modules]
         about = {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
         return about | {"batches": self.batches}
 
@@ -273,15 +285,30 @@ class Pipeline:
         """The unfinished operations among those dispatched from now on, for a thread that monitors them."""
         return self.engine.watch()
 
-    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
+    def evaluate(
+        self,
+        batches: Iterable,
+        transform: Callable[[Tree], Tree] | None = None,
+        key: jax.Array | None = None,
+        *,
+        variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
+    ) -> Evaluation:
         """Test loss, top-1 error and the loss's metrics with the newest weights. Batches may be in flight.
 
-        batches: (inputs, labels) each. transform: maps the inputs to those of stage 1; it is traced. What a module
-        writes into a collection of its own is dropped.
+        batches: (inputs, labels) each; labels are None if they were so at init. transform: maps the inputs to those of
+        stage 1; it is traced. What a module writes into a collection of its own is dropped. key: a JAX random key, for
+        modules that draw in evaluation and for a loss that takes a key; nothing else depends on it. `train` stays
+        False, so that dropout is off. In batch n = 1, 2, ... stage k draws its streams from fold_in(fold_in(key, n),
+        k), so that another K draws other numbers. variables: other weights and statistics, as `init` takes them, such
+        as `ema`; the training is left as it is.
         """
         engine = self.engine
         self._guard.check_whole()
-        return engine.evaluate(checked_batches(batches, self._example), transform)
+        if key is not None:
+            check_key(key, "evaluate takes a JAX random key", "evaluate(batches, key=jax.random.key(0))")
+        held = engine.holding(self._configuration.fitting(variables))
+        checked = checked_batches(batches, self._example[1], engine.problem.specs[-1].labels)
+        return engine.evaluate(held, checked, transform, key)
 
     @property
     def staleness(self) -> list[int]:
@@ -320,6 +347,40 @@ class Pipeline:
         return self.engine.stage_variables()
 
     @property
+    def ema(self) -> list[dict[str, Tree]]:
+        """As `params`, with the average of the weights and the newest statistics. Raises BadInput without `ema=`."""
+        engine = self.engine
+        if self._configuration.ema is None:
+            raise BadInput("the pipeline keeps no average of its weights. Make it with Pipeline(..., ema=0.999), say.")
+        return engine.stage_variables(ema=True)
+
+    @property
+    def optimizer_states(self) -> list[Tree]:
+        """Per stage k = 1..K the state of its optimizer, as optax has it, on its stage's device: for
+        `optax.tree_utils.tree_get(state, "count")`, say. They are copies; None for a stage in another process."""
+        return self.engine.optimizer_states()
+
+    def set_hyperparameters(self, *, k: int | None = None, **values: Any) -> None:
+        """Sets numbers that `optax.inject_hyperparams` keeps in the optimizers' states, from the next update on.
+
+        `set_hyperparameters(learning_rate=1e-4)`: nothing compiles again. States and checkpoints have the new values.
+        The `learning_rate=` of corrections stays. In several processes all of them call it.
+
+        Arguments:
+            k: the stage; by default all stages.
+            values: by name. Each keeps the shape and dtype of the one that it replaces.
+
+        Raises:
+            BadInput: a stage has no injected hyperparameter of that name, or it follows a schedule. Then nothing has
+                changed.
+        """
+        engine, stages = self.engine, range(1, self.K + 1)
+        if k is not None and k not in stages:
+            raise BadInput(f"k={k!r}: the stages are k=1..{self.K}. Use one of them, or leave k out for all of them.")
+        with self._guard:
+            engine.set_hyperparameters(values, stages if k is None else [k])
+
+    @property
     def cuts(self) -> tuple[int, ...] | None:
         """The number of the first block of stages 2..K; None where stages are modules of their own.
 
@@ -332,7 +393,14 @@ class Pipeline:
         experiments, the order is that of the whole network and does not depend on K."""
         return states.parameters_sha256([stage["params"] for stage in self.params])
 
-    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None) -> Tree:
+    def predict(
+        self,
+        inputs: Tree,
+        transform: Callable[[Tree], Tree] | None = None,
+        key: jax.Array | None = None,
+        *,
+        variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
+    ) -> Tree:
         """The output of stage K for inputs, in evaluation mode with the newest weights. Batches may be in flight.
 
         It waits for the result. A program is compiled for every new shape, so give batches of one size. In
@@ -343,29 +411,35 @@ class Pipeline:
                 lengths, too.
             transform: maps the inputs to those of stage 1, as in `evaluate`; with it, any inputs are allowed.
                 `preprocess` is for training and is not used.
+            key: a JAX random key, for modules that draw in evaluation; as for the first batch of `evaluate`.
+            variables: other weights and statistics, as in `evaluate`.
 
         Returns: a tree of NumPy arrays [n, ...].
 
         Raises:
-            BadInput: the inputs do not fit.
+            BadInput: the inputs do not fit, or a module draws and there is no key.
         """
         engine = self.engine
         self._guard.check_whole()
+        if key is not None:
+            check_key(key, "predict takes a JAX random key", "predict(inputs, key=jax.random.key(0))")
         check_inputs(self._example[0], inputs, transformed=transform is not None)
-        return jax.device_get(engine.predict(copy_arrays(inputs), transform))
+        held = engine.holding(self._configuration.fitting(variables))
+        return jax.device_get(engine.predict(held, copy_arrays(inputs), transform, key))
 
     @overload
-    def export(self, whole: Literal[False] = False) -> list[dict[str, Tree]]: ...
+    def export(self, whole: Literal[False] = False, ema: bool = False) -> list[dict[str, Tree]]: ...
 
     @overload
-    def export(self, whole: Literal[True]) -> dict[str, Tree]: ...
+    def export(self, whole: Literal[True], ema: bool = False) -> dict[str, Tree]: ...
 
-    def export(self, whole: bool = False) -> list[dict[str, Tree]] | dict[str, Tree]:
+    def export(self, whole: bool = False, ema: bool = False) -> list[dict[str, Tree]] | dict[str, Tree]:
         """The weights and statistics as NumPy arrays: for plain Flax, or for `init(..., variables=...)`.
 
         Arguments:
             whole: return one dictionary for the uncut network `fdg_jax.split.whole(blocks)`, whatever the cut was. The
                 stages must have been cut by `split=` or by fdg_jax.split.stages.
+            ema: return the average of the weights, as `Pipeline.ema` does.
 
         Returns: for each stage k = 1..K {"params": ..., "batch_stats": ...}, for `modules[k-1].apply`; or one such
         dictionary.
@@ -378,7 +452,7 @@ class Pipeline:
         if whole and self.cuts is None:
             fact = "export(whole=True): the stages are modules of their own, so there is no uncut network"
             raise BadInput(f"{fact}. Use export(), which gives one dictionary a stage, or Pipeline(blocks, split=...).")
-        stages = jax.device_get(self.params)
+        stages = jax.device_get(self.ema if ema else self.params)
         return splits.merge_variables(stages) if whole else stages
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -421,7 +495,8 @@ class Pipeline:
 
         A state is refused if it does not fit, is incomplete, or (unless `finite` is False) has a NaN or an infinity
         among its weights, statistics or the optimizer's arrays. Then nothing has changed. The arrays are copied. Beta,
-        the correction's options and the optimizer's settings stay the pipeline's own: a state does not hold them.
+        the correction's options, `ema` and the optimizer's settings stay the pipeline's own: a state does not hold
+        them, except for injected hyperparameters.
         """
         engine = self.engine
         state = check_state(state)

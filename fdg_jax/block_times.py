@@ -26,10 +26,10 @@ from fdg_jax import recipe
 from fdg_jax.machine import facts, huge_pages, kept_times, programs
 from fdg_jax.machine.output import Progress
 from fdg_jax.split import of_each_kind
-from fdg_jax.stage import functions
-from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.tracing import trace_module
-from fdg_jax.stage.update import UpdateRule
+from fdg_jax.stages import functions
+from fdg_jax.stages.shapes import describe
+from fdg_jax.stages.tracing import trace_module
+from fdg_jax.stages.update import UpdateRule
 
 ROUNDS, WHAT = 5, "block times"
 

@@ -8,7 +8,7 @@
 
 It trains as a pipeline of K stages would: each stage uses the gradient of an earlier batch, as late as the method's
 schedule makes it. Nothing is cut and no second device is needed. It is the code of the delay-line engine
-(fdg_jax.stage.delay_line says why that is the same training), so corrections, β, accumulation and the guard are the
+(fdg_jax.stages.delay_line says why that is the same training), so corrections, β, accumulation and the guard are the
 engine's. While the queue of a stage fills, the stage makes no update and its optimizer's state stays as it is.
 
 `update` works under jit, lax.scan and vmap, and on sharded arrays: a queue is sharded like its parameters. The state is
@@ -36,12 +36,12 @@ from fdg_jax.corrections.interface import CorrectionSpec, Late
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
-from fdg_jax.stage import delay_line
-from fdg_jax.stage.delay_line import Gradient, LineOptions
-from fdg_jax.stage.functions import StageState
-from fdg_jax.stage.shapes import shape_of
-from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.update import UpdateRule, evaluated, states_of
+from fdg_jax.stages import delay_line
+from fdg_jax.stages.delay_line import Gradient, LineOptions
+from fdg_jax.stages.functions import StageState
+from fdg_jax.stages.shapes import shape_of
+from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.update import UpdateRule, evaluated, states_of
 
 Tree = Any
 ELSEWHERE = optax.MaskedNode()  # stands in a stage's tree for parameters of other stages, as in optax.partition

@@ -19,9 +19,9 @@ from flax.errors import LazyInitError
 from fdg_jax import models
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.machine import programs
-from fdg_jax.stage.functions import DROPOUT, init_variables
-from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.switches import arguments
+from fdg_jax.stages.functions import DROPOUT, init_variables
+from fdg_jax.stages.shapes import describe
+from fdg_jax.stages.switches import arguments
 
 Split = tuple[int, ...]
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from jax import lax
 
 from fdg_jax import models
 from fdg_jax.split import Stage
-from fdg_jax.stage.switches import arguments
+from fdg_jax.stages.switches import arguments
 
 
 def shapes(name: str, classes: int = 10, example=(2, 32, 32, 3)):

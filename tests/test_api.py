@@ -1,6 +1,7 @@
 """The front door: what fits is taken, what does not is refused before anything compiles, with facts and a way out."""
 
 import time
+import warnings
 
 import flax.linen as nn
 import jax
@@ -151,6 +152,42 @@ def test_sequences_of_other_lengths_are_trained_on_evaluated_and_restored():
     assert ours.predict(batch(9)[0]).shape == (4, 9, 3) and np.isfinite(ours.evaluate([batch(9)]).loss)
     with pytest.raises(BadInput, match=r"int32\[4, 7\], .*at init int32\[4, 5\], .*: method dgl has arrays of those"):
         made(method="dgl").step(batch(7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fr", "replay", "fa", "scaled_bp", "data_parallel"])
+def test_methods_with_stages_of_their_own_take_other_lengths_and_other_batch_sizes(method):
+    def batch(n, T):
+        return np.arange(n * T, dtype=np.int32).reshape(n, T) % 5, np.arange(n * T, dtype=np.int32).reshape(n, T) % 3
+
+    def made():
+        stages = [nn.Embed(5, 4), nn.Dense(3)]
+        return pipeline(2, batch(4, 5), stages=stages, optimizer=optax.sgd(0.1), method=method)
+
+    ours, again = made(), made()
+    for n, T in ((4, 5), (4, 7), (6, 3)):
+        ours.step(batch(n, T))
+    again.restore(ours.state())
+    for one in (ours, again):
+        one.step(batch(4, 6))
+        one.drain()
+    assert again.state_sha256() == ours.state_sha256() and ours.updates == [4, 4]
+    assert np.isfinite([each.loss for each in ours.losses(wait=True)]).all()
+
+
+def test_every_shape_compiles_anew_and_the_sixth_says_so_once():
+    x, y = DATA[0]
+    ours = pipeline(1, DATA[0], stages=[nn.Dense(5)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (16, 15, 14, 13, 12):
+            ours.step((x[:n], y[:n]))
+    with pytest.warns(UserWarning, match="batches of 6 shapes have come, .* Pad batches to one length, or to a few"):
+        ours.step((x[:11], y[:11]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours.train(x, y, np.arange(10)[None])
+    assert ours.batches == 7
 
 
 def test_indices_outside_the_images_are_refused():

@@ -50,7 +50,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(changed, match):
     ((DATA[0], KEY), r"the key given is a tuple of 2. Use init\(jax\.random\.key\(0\), \(inputs, labels\)\)"),
     ((KEY, X), r"the example batch is \(inputs, labels\), not float32\[16, 8\]"),
     ((KEY, (X, Y[:9])), r"differ in length: \[9, 16\]"),
-    ((KEY, (X, None)), r"the labels hold None where an array of numbers is needed. .* give numpy\.zeros\(n\), say"),
+    ((KEY, (X, {})), "the labels hold None where an array of numbers is needed. If nobody needs any, give None, say"),
 ])  # fmt: skip
 def test_init_says_what_it_takes(arguments, match):
     with pytest.raises(BadInput, match=match):
@@ -108,12 +108,6 @@ class Switched(nn.Module):
         return nn.Dense(5)(nn.Dropout(0.5, deterministic=deterministic)(x))
 
 
-class Training(nn.Module):
-    @nn.compact
-    def __call__(self, x, training):
-        return nn.Dense(5)(x)
-
-
 class Sampling(nn.Module):
     @nn.compact
     def __call__(self, x, train):
@@ -122,12 +116,7 @@ class Sampling(nn.Module):
 
 
 @pytest.mark.parametrize(("module", "match"), [
-    (Switched(), r"stage k=1 \(Switched\) has an argument `deterministic`.* sets `train`"),
-    (Training(), r"stage k=1 \(Training\) cannot take .*argument: 'training'.* sets `train`"),
-    (nn.Sequential([nn.Dense(5), nn.Dropout(0.5, deterministic=False)]), "be trained but not evaluated.*`train`"),
-    (nn.Dropout(0.5), r"stage k=1 \(Dropout\) cannot take .* This library sets `train` only"),
     (nn.BatchNorm(use_running_average=False), "be trained but not evaluated.*`train`"),
-    (Sampling(), r'draws from the random stream "noise" in evaluation, too\. Draw only where .* is True\.$'),
     (nn.Sequential([nn.BatchNorm(use_running_average=False, axis_name="batch")]), "layers_0 .*leave axis_name out"),
     (nn.remat(Sampling)(), r"boolean conversion of traced array.*nn\.remat\(Block, static_argnums=\(2,\)\)"),
 ])  # fmt: skip
@@ -186,7 +175,7 @@ class NnxSwitched(nnx.Module):
     (nn.Sequential([nn.Dense(5), Switched()]), r"layers_1 \(Switched\) has an argument `deterministic`.*it is True"),
     (nn.Sequential([Field()]), r"layers_0 \(Field\) has a field `train`.*it is False"),
     (nn.BatchNorm(use_running_average=True), r"`use_running_average`.*nn\.BatchNorm\(\)\(x, use_running_average=True"),
-    (nn.Sequential([nn.Dropout(0.5)]), r"\"deterministic\" must be passed.*nn\.Sequential passes none on"),
+    (nn.Sequential([nn.Dropout(0.5)]), r"\"deterministic\" must be passed.*fdg_jax\.stage\(module\) sets"),
     (Scanned(), r"its part \(CheckpointSwitched\) has .*`deterministic`"),
     (fdg_jax.from_nnx(lambda rngs: nnx.Sequential(NnxSwitched(rngs=rngs))), r"\(NnxSwitched\) has .*`training`"),
     (Frozen(), ""),

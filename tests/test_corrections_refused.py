@@ -15,7 +15,7 @@ from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.stage import Stage
 
 DATA = batches(6)
 ASKED = {"learning_rate": 0.1, "momentum": 0.9}

@@ -14,7 +14,7 @@ from test_engines import run
 
 import fdg_jax
 from fdg_jax import layers
-from fdg_jax.stage.functions import functions, init_variables, split_variables
+from fdg_jax.stages.functions import functions, init_variables, split_variables
 
 
 @pytest.mark.parametrize("order", [*ORDERS, "ddg"])

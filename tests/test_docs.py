@@ -74,6 +74,20 @@ def test_the_pieces_of_the_tutorial_are_a_program_that_prints_what_it_says(tmp_p
     assert len(pairs) == 5 and all(abs(found - told) < 6 for found, told in pairs)  # points, on any processor
 
 
+RECIPES = [text for language, text in blocks("docs/from-your-network.md") if language == "python"]
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[] if n == 3 else pytest.mark.slow) for n in range(1, len(RECIPES))]
+)
+def test_the_recipes_train(number, tmp_path):
+    for library in ("haiku", "equinox"):
+        if f"import {library}" in RECIPES[number]:
+            pytest.importorskip(library)
+    (tmp_path / "recipe.py").write_text(f"{RECIPES[0]}\n{RECIPES[number]}")
+    runpy.run_path(str(tmp_path / "recipe.py"))
+
+
 @pytest.mark.slow
 def test_the_program_for_several_processes_trains_in_two_and_its_state_goes_on_in_one(tmp_path):
     file, of_run = ROOT / "examples" / "several_processes.py", ("--K", "2", "--run-dir", str(tmp_path / "run"))

@@ -2,6 +2,7 @@
 
 from functools import cache
 from itertools import pairwise, product
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -32,6 +33,7 @@ from small import (
 )
 from stages_of_layers import ORDERS, ROUNDING, Dropped
 
+from fdg_jax.engine import host_engine
 from fdg_jax.methods.fdg import fdg
 
 
@@ -239,3 +241,48 @@ def test_a_restored_run_is_the_same_run_bit_for_bit(name, options):
     kind = CurrentPart if "weights" in options else Part
     stages = [Dropped(12), kind(12), kind(CLASSES)]
     goes_on_exactly(lambda: pipeline(K, data[0], stages=stages, engine=name, **options), data, 5)
+
+
+def test_a_stage_alone_on_an_accelerator_trains_in_one_program_and_shares_states_with_three(monkeypatch):
+    """Here on a CPU. A batch that is lost is refused, and told of in the same losses."""
+    data = batches(8)
+    data[3] = np.full_like(data[3][0], np.nan), data[3][1]
+
+    def made():
+        return pipeline(1, data[0], stages=[Part(CLASSES)], guard=True, gradient_norms=True, ema=0.9)
+
+    three, again = made(), made()
+    monkeypatch.setattr(host_engine, "in_one_program", lambda problem: True)
+    one, another = made(), made()
+    for ours in (three, one):
+        for number, batch in enumerate(data):
+            if number == 5:
+                state = ours.state()
+            ours.step(batch)
+    for ours in (one, three):
+        assert (ours.updates, ours.staleness, ours.refused()) == ([8], [0], (4,))
+    for mine, theirs in ((one.params, three.params), (one.ema, three.ema)):
+        close(mine, theirs, **ROUNDING)
+    told = [[(m.loss, *m.gradient_norms) for m in ours.losses(wait=True)] for ours in (one, three)]
+    np.testing.assert_allclose(*told, **ROUNDING)
+    (stage,) = one.engine.stages.values()
+    programs = stage._step, stage._forward, stage._backward, stage._update
+    assert [program._cache_size() for program in programs] == [1, 0, 0, 0]
+    assert one.evaluate(data[:1]).loss == pytest.approx(three.evaluate(data[:1]).loss, abs=3e-6)
+    assert one.first_nonfinite(data[3]) == three.first_nonfinite(data[3])
+    one.drain()
+    for ours in (again, another):  # from a state of one program, in three and in one
+        ours.restore(state)
+        fed(ours, data[5:])
+    close(again.params, one.params, **ROUNDING)
+    assert another.state_sha256() == one.state_sha256()
+
+
+def test_what_is_not_alone_or_waits_for_several_gradients_or_is_on_a_cpu_is_no_single_program():
+    def answer(platform="gpu", K=1, **options):
+        problem = pipeline(K, DATA[0], stages=[nn.Dense(CLASSES) for _ in range(K)], **options).engine.problem
+        place = SimpleNamespace(device=SimpleNamespace(platform=platform))
+        return host_engine.in_one_program(problem._replace(places=[place] * K))
+
+    assert answer() and answer(method="bp")
+    assert not any([answer("cpu"), answer(K=2), answer(accumulate=2), answer(method="gpipe"), answer(method="fr")])

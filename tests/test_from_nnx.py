@@ -196,7 +196,7 @@ class FromFirstKey(nnx.Module):
 
 
 class Needy(nnx.Module):
-    def __call__(self, x, deterministic):
+    def __call__(self, x, rngs):
         return x
 
 
@@ -207,11 +207,10 @@ class Late(nnx.Module):
 
 
 REFUSED = [
-    (lambda: from_nnx(Stubborn, "noise"), "k=1 .*not evaluated: Stubborn draws from the random stream 'dropout'"),
     (lambda: from_nnx(Stubborn, "norm"), "Stubborn changes its batch statistics in evaluation, too"),
     (lambda: from_nnx(FromFirstKey), "FromFirstKey draws from the random stream 'params'.* same numbers in every step"),
     (lambda: from_nnx(nnx.Linear, 8), r"the nnx module Linear cannot be made: .*'out_features'\. Change its arguments"),
-    (lambda: from_nnx(Needy), "Needy.__call__ has an argument `deterministic` without a default"),
+    (lambda: from_nnx(Needy), "Needy.__call__ has an argument `rngs` without a default"),
     (lambda: from_nnx(Late), r"k=1 .*Late makes new when it is called\. Make it in __init__"),
     (lambda: Block(8, 5, rngs=nnx.Rngs(0)), r"stage k=1 is a flax.nnx Block.*flax.nnx modules into fdg_jax.from_nnx"),
     (lambda: nn.Sequential([nn.Dense(8), nnx.bridge.ToLinen(nnx.Dropout, (0.5,))]),
@@ -223,6 +222,15 @@ def test_what_cannot_work_is_said_in_one_sentence():
     for make, said in REFUSED:
         with pytest.raises(BadInput, match=said):
             made([make()])
+
+
+def test_an_nnx_module_that_draws_in_evaluation_is_evaluated_with_a_key():
+    ours = made([from_nnx(Stubborn, "noise")])
+    with pytest.raises(BadInput, match=r"k=1 \(FromNNX\) draws random numbers in evaluation, too: give predict key="):
+        ours.predict(X)
+    one, same, other = (ours.predict(X, key=jax.random.key(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 0.1
 
 
 def test_the_programs_of_the_page_run(tmp_path):

@@ -18,8 +18,8 @@ from fdg_jax.corrections.interface import Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.optimizers.rotation import rotation
-from fdg_jax.stage.nonfinite import after_refusal, as_finite
-from fdg_jax.stage.update import UpdateRule
+from fdg_jax.stages.nonfinite import after_refusal, as_finite
+from fdg_jax.stages.update import UpdateRule
 from fdg_jax.training.record import Diverged, raise_diverged
 
 DATA = batches(10)

@@ -19,7 +19,7 @@ from fdg_jax import BadInput, late, models
 from fdg_jax.errors import NoEffect
 from fdg_jax.machine import programs
 from fdg_jax.optimizers.rotation import rotation
-from fdg_jax.stage.functions import make_apply
+from fdg_jax.stages.functions import make_apply
 
 K = 3
 DATA = batches(9, features=CLASSES)

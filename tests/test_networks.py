@@ -9,8 +9,8 @@ from small import jit
 
 from fdg_jax import layers, models, split
 from fdg_jax.split import Stage
-from fdg_jax.stage.functions import ComputeOptions, functions
-from fdg_jax.stage.precision import precision
+from fdg_jax.stages.functions import ComputeOptions, functions
+from fdg_jax.stages.precision import precision
 
 
 def test_the_authors_wide_block_has_biases_its_stride_in_the_second_convolution_and_the_raw_input_in_its_shortcut():

@@ -71,15 +71,50 @@ def test_outputs_are_host_arrays_of_the_newest_weights_in_evaluation_mode(traine
     assert trained.state_sha256() == before
 
 
+def halved(variables):
+    return jax.tree.map(lambda leaf: leaf / 2, variables)
+
+
+def test_other_weights_are_evaluated_by_the_same_programs_and_the_training_stays_as_it_is(trained):
+    before, mine = trained.state_sha256(), (trained.predict(X), trained.evaluate(DATA[:2]))
+    stages, whole = halved(trained.export()), halved(trained.export(whole=True))
+    compiled = [stage._outputs._cache_size() for stage in trained.engine.stages.values()]
+    found = trained.predict(X, variables=stages)
+    assert np.abs(found - mine[0]).max() > 0.01
+    np.testing.assert_array_equal(found, plain(split.whole(BLOCKS), whole, X))
+    np.testing.assert_array_equal(found, trained.predict(X, variables=whole))
+    assert trained.evaluate([(X, Y)], variables=whole).loss == pytest.approx(float(cross_entropy(found, Y)), rel=1e-6)
+    np.testing.assert_array_equal(mine[0], trained.predict(X, variables=trained.params))
+    assert (trained.evaluate(DATA[:2]), trained.state_sha256()) == (mine[1], before)
+    assert compiled == [stage._outputs._cache_size() for stage in trained.engine.stages.values()]
+
+
+def test_weights_that_do_not_fit_are_not_evaluated(trained):
+    stages, whole = trained.export(), trained.export(whole=True)
+    for match, variables in {
+        "2 stages but 1 sets of variables were given": stages[:1],
+        r"stage k=1 takes .*, but the given one is nothing": [{"params": {}}, stages[1]],
+        "the variables have params/block004, but the 4 blocks are block000 to block003": {
+            "params": {**whole["params"], "block004": {}}
+        },
+    }.items():
+        with pytest.raises(BadInput, match=match):
+            trained.evaluate(DATA[:1], variables=variables)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"engine": "scan"}, {"method": "data_parallel"}, {"method": "dgl"}], ids=str)
 def test_every_engine_and_method_predicts_and_exports(options):
-    ours = cut(2, **options)
+    ours = cut(2, ema=0.5, **options)
     for batch in DATA[:3]:
         ours.step(batch)
+    whole = split.whole(BLOCKS)
     for x in (X, X[:1]):
-        found = plain(split.whole(BLOCKS), ours.export(whole=True), x)
+        found = plain(whole, ours.export(whole=True), x)
         np.testing.assert_allclose(found, ours.predict(x), rtol=1e-6, atol=1e-6)  # other programs than the host loop's
+        for other in (halved(ours.export(whole=True)), ours.export(whole=True, ema=True)):
+            found = plain(whole, other, x)
+            np.testing.assert_allclose(found, ours.predict(x, variables=other), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("inputs", "match"), [

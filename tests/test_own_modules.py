@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracle
 import pytest
-from small import CLASSES, Part, batches, cross_entropy, fed, parts, pipeline, recipe
+from small import CLASSES, Part, batches, close, cross_entropy, fed, mostly_slow, parts, pipeline, recipe
 
 import fdg_jax
+from fdg_jax import Weighted
 from fdg_jax.checkpoint import folder
 from fdg_jax.errors import BadInput
+from fdg_jax.methods.fdg import fdg
 
 DATA = batches(8)
 X, Y = DATA[0]
@@ -263,3 +266,80 @@ def test_a_loss_that_is_not_finite_is_warned_of_once_with_its_batch_unless_updat
         assert np.isnan(guarded.losses(wait=True)[0].loss)
     assert len(told) == 1
     assert "the loss of batch 2 is nan" in str(told[0].message) and "guard=True" in str(told[0].message)
+
+
+def mixup(x, y, step):
+    """Mixes each example with another one, by an amount that depends on the step; labels become shares of classes."""
+    share = 0.5 + 0.5 * jax.random.uniform(jax.random.fold_in(jax.random.key(7), step))
+    mixed = lambda a: share * a + (1 - share) * a[::-1]  # noqa: E731
+    return mixed(x), mixed(jax.nn.one_hot(y, CLASSES))
+
+
+def soft(outputs, labels):
+    """The loss of classes (in evaluation) or of shares of classes."""
+    shares = jax.nn.one_hot(labels, CLASSES) if labels.ndim == 1 else labels
+    return optax.softmax_cross_entropy(outputs, shares).mean()
+
+
+def mixing(engine="pipeline", loss=soft, preprocess=mixup, **options):
+    stages = [nn.Sequential([nn.Dense(12), nn.tanh]), nn.Dense(CLASSES)]
+    made = fdg_jax.Pipeline(stages, loss, recipe(), engine=engine, preprocess=preprocess, **options)
+    return made.init(jax.random.key(0), DATA[0])
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+def test_a_preprocess_of_inputs_and_labels_trains_as_the_oracle_on_what_it_makes(engine):
+    ours = mixing(engine)
+    start = fed(ours, DATA)
+    forwards = [lambda params, extra, x, m=m: (m.apply({"params": params}, x), extra) for m in ours.modules]
+    mixed = [mixup(*batch, step) for step, batch in enumerate(DATA)]
+    true, losses, _ = oracle.stashed(forwards, soft, recipe(), start, mixed, fdg(2).staleness)
+    close(ours.params, true, rtol=0, atol=1e-5)  # other programs round sums differently
+    np.testing.assert_allclose([each.loss for each in ours.losses(wait=True)], losses, rtol=1e-5)
+    scores = jax.nn.log_softmax(ours.predict(X))
+    assert ours.evaluate([(X, Y)]).loss == pytest.approx(-float(scores[np.arange(16), Y].mean()), rel=1e-5)
+    assert ours.evaluate([(X, np.eye(CLASSES, dtype=np.float32)[Y])]).loss == ours.evaluate([(X, Y)]).loss
+
+
+def test_a_preprocess_of_labels_is_the_same_in_the_delay_line_in_windows_and_after_resume():
+    one, line, again = mixing(), mixing("delay-line"), mixing()
+    x, y = (np.concatenate(arrays) for arrays in zip(*DATA[:3], strict=True))
+    one.train(x, y, np.arange(48).reshape(3, 16))
+    again.restore(one.state())
+    for batch in DATA[:3]:
+        line.step(batch)
+    for ours in (one, line, again):
+        for batch in DATA[3:6]:
+            ours.step(batch)
+        ours.drain()
+    assert one.parameters_sha256() == line.parameters_sha256()
+    assert one.state_sha256() == again.state_sha256()
+
+
+def test_labels_that_preprocess_spoils_are_found_and_weights_that_it_makes_count_in_micro_batches():
+    def weighing(x, y, step):
+        return x, Weighted(y, jnp.where(step == 2, jnp.nan, jnp.arange(len(y), dtype=jnp.float32)))
+
+    loss = lambda out, y: y.mean(optax.softmax_cross_entropy_with_integer_labels(out, y.labels))  # noqa: E731
+    by = [mixing(loss=loss, preprocess=weighing, method=method) for method in ("bp", "gpipe")]
+    assert by[0].first_nonfinite(DATA[0]) is None and by[0].first_nonfinite(DATA[0], step=2) == (2, "loss")
+    for ours in by:
+        ours.step(DATA[0])
+    close(by[0].params, by[1].params, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("preprocess", "said"), [
+    (lambda x: x, r"preprocess is a function of 1 arguments, not preprocess\(inputs, step\) or preprocess\("),
+    (lambda *batch: batch, r"preprocess is the function <lambda>, not preprocess\(inputs, step\) or"),
+    (lambda x, y, step: x, r"returned float32\[16, 8\], not \(inputs, labels\)\. Return both, or take \("),
+    (lambda x, y, step: (x @ y, y), r"preprocess cannot take float32\[16, 8\] with labels int32\[16\]"),
+    (lambda x, y, step: (x, x), r"the loss cannot take outputs float32\[16, 5\] with labels float32\[16, 8\]"),
+])  # fmt: skip
+def test_a_preprocess_that_is_none_or_makes_what_does_not_fit_is_refused(preprocess, said):
+    with pytest.raises(BadInput, match=said):
+        mixing(preprocess=preprocess)
+
+
+def test_an_argument_of_preprocess_that_has_a_default_keeps_it():
+    scaled = lambda x, step, scale=2.0: x * scale  # noqa: E731
+    assert mixing(preprocess=scaled).step(DATA[0]) is None

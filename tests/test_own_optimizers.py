@@ -1,4 +1,5 @@
-"""Optimizers of a user's own: one a stage, by groups of parameters, by the step; and the norms of gradients."""
+"""Optimizers of a user's own: one a stage, by groups of parameters, by the step; what they hold, and what is set in
+them; the norms of gradients and the average of the weights."""
 
 import flax.linen as nn
 import jax
@@ -8,11 +9,12 @@ import optax
 import optax.contrib
 import oracle
 import pytest
-from small import CLASSES, as_functions, batches, cross_entropy, fed, parts, pipeline, recipe
+from small import CLASSES, as_functions, batches, cross_entropy, fed, jit, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
+from fdg_jax.stages.update import UpdateRule
 
 DATA = batches(8)
 # The programs of the oracle and of the stages round sums differently: observed 3e-7 at weights of order 1.
@@ -170,3 +172,154 @@ def test_gradient_norms_are_those_of_the_gradients_by_which_stages_were_updated(
     again.restore(ours.state())
     assert again.state_sha256() == ours.state_sha256()
     assert again.gradient_norms() == ours.gradient_norms() and without.gradient_norms() == ()
+
+
+SMALL = [nn.Dense(12), nn.Dense(CLASSES)]  # which compile in half the time of `parts`
+
+
+def injected(rate=0.1):
+    return optax.chain(optax.add_decayed_weights(5e-4), optax.inject_hyperparams(optax.sgd)(rate, momentum=0.9))
+
+
+def long(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("options", [
+    {"correct": "rate", "learning_rate": 0.1, "guard": True, "gradient_norms": True, "ema": 0.9},
+    *long({"method": "dgl"}, {"engine": "scan"}, {"correct": "rate,cosine", "learning_rate": 0.1}, {"beta": 0.5}),
+], ids=str)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:correct=")  # a stage that is one update late needs no correction
+def test_the_states_of_the_optimizers_are_those_of_optax_and_stay_while_training_goes_on(options):
+    ours = pipeline(2, DATA[0], optimizer=optax.adam(1e-3), stages=SMALL, **options)
+    for batch in DATA[:5]:
+        ours.step(batch)
+    states, updates, pair = ours.optimizer_states, ours.updates, options.get("method") == "dgl"
+    moments = jax.device_get(optax.tree_utils.tree_get(states[1], "mu"))
+    ours.step(DATA[5])
+    assert [int(optax.tree_utils.tree_get(state, "count")) for state in states] == updates
+    for state, own in zip(states, ours.params, strict=True):
+        like = optax.adam(1e-3).init(own["params"])
+        assert type(state) is type(like) and (pair or jax.tree.structure(state) == jax.tree.structure(like))
+    jax.tree.map(np.testing.assert_array_equal, moments, optax.tree_utils.tree_get(states[1], "mu"))
+    if not pair:
+        assert states[0][0].mu["kernel"].devices() == ours.params[0]["params"]["kernel"].devices()
+
+
+def test_a_learning_rate_is_set_between_two_updates_as_in_a_plain_loop():
+    model, rates = nn.Dense(CLASSES), [0.5, 0.5, 0.01, 0.01, 0.2]
+    ours = pipeline(1, DATA[0], optimizer=injected(0.5), stages=[model], method="bp")
+    params = jax.device_get(ours.params)[0]["params"]
+    state = optax.trace(0.9).init(params)
+
+    @jit
+    def step(params, state, rate, batch):
+        loss = lambda w: cross_entropy(model.apply({"params": w}, batch[0]), batch[1])  # noqa: E731
+        grads = jax.tree.map(lambda g, w: g + 5e-4 * w, jax.grad(loss)(params), params)
+        updates, state = optax.trace(0.9).update(grads, state)
+        return jax.tree.map(lambda w, u: w - rate * u, params, updates), state
+
+    for before, rate, batch in zip(rates[:1] + rates, rates, DATA, strict=False):
+        if rate != before:
+            ours.set_hyperparameters(learning_rate=rate)
+        ours.step(batch)
+        params, state = step(params, state, rate, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), ours.export()[0]["params"], params)
+
+
+def test_hyperparameters_are_set_without_compiling_in_both_engines_alike_and_checkpoints_keep_them():
+    one, two, again = [
+        pipeline(2, DATA[0], optimizer=injected(), stages=SMALL, engine=engine)
+        for engine in ("pipeline", "delay-line", "pipeline")
+    ]
+    for ours in (one, two):
+        for number, batch in enumerate(DATA[:6]):
+            if number == 4:
+                ours.drain()
+                compiled = [stage._update._cache_size() for stage in ours.engine.stages.values()]
+                ours.set_hyperparameters(learning_rate=0.02, momentum=np.float64(0.5))
+                ours.set_hyperparameters(k=2, learning_rate=jnp.ones(()))
+            ours.step(batch)
+    again.restore(one.state())
+    for ours in (one, two, again):
+        fed(ours, DATA[6:])
+        rates = [state[1].hyperparams["learning_rate"] for state in ours.optimizer_states]
+        np.testing.assert_array_equal(rates, np.array([0.02, 1.0], np.float32), strict=True)
+    assert compiled == [stage._update._cache_size() for stage in two.engine.stages.values()] == [1, 1]
+    assert one.parameters_sha256() == two.parameters_sha256() == again.parameters_sha256()
+    assert again.state_sha256() == one.state_sha256()
+
+
+def test_a_hyperparameter_that_cannot_be_set_is_refused_and_nothing_has_changed():
+    chains = [injected(), optax.inject_hyperparams(optax.sgd)(SCHEDULE, momentum=0.9)]
+    ours = pipeline(2, DATA[0], optimizer=chains, stages=SMALL)
+    before = ours.state_sha256()
+    for said, values in {
+        r"stage k=1 has no injected hyperparameter rate \(it has: learning_rate, momentum\)\. Give .*optax\.adamw": {
+            "rate": 1
+        },
+        "learning_rate of stage k=2 follows a schedule, which sets it anew": {"learning_rate": 0.1},
+        r"momentum=array.* does not fit float32\[\]\. Give one number": {"momentum": np.ones(2)},
+        r"k=0: the stages are k=1\.\.2": {"momentum": 0.5, "k": 0},
+    }.items():
+        with pytest.raises(BadInput, match=said):
+            ours.set_hyperparameters(**values)
+    assert ours.state_sha256() == before
+    with pytest.raises(BadInput, match=r"no injected hyperparameter learning_rate \(it has: none\)"):
+        pipeline(2, DATA[0], stages=SMALL).set_hyperparameters(learning_rate=0.1)
+
+
+@pytest.mark.parametrize("options", [
+    {"method": "bp"},
+    {"method": "ddg", "accumulate": 2},
+    {"guard": True, "gradient_norms": True},
+    *long({"method": "gpipe", "micro_batches": 2, "parts": True}, {"beta": 0.5}, {"method": "dgl"}, {"method": "fa"},
+          {"method": "data_parallel", "parts": True}, {"engine": "scan", "accumulate": 2},
+          {"engine": "scan", "guard": True}, {"schedule_free": True}),
+], ids=str)  # fmt: skip
+def test_the_average_is_that_of_the_weights_after_each_update_that_was_made(options):
+    data, decay, options = [*DATA], 0.8, dict(options)
+    if options.get("guard"):
+        data[3] = np.full_like(data[3][0], np.nan), data[3][1]
+    stages = parts(2) if options.pop("parts", False) else SMALL  # `parts` have statistics
+    optimizer = FREE if options.pop("schedule_free", False) else optax.sgd(0.1)
+    ours = pipeline(2, data[0], optimizer, stages, ema=decay, **options)
+    newest = [stage["params"] for stage in ours.export()]
+    averages, made = [*newest], [0, 0]
+    for batch in data:
+        ours.step(batch)
+        for k, stage in enumerate(ours.export()):
+            if not jax.tree.all(jax.tree.map(np.array_equal, stage["params"], newest[k])):
+                newest[k], made[k] = stage["params"], made[k] + 1
+                averages[k] = jax.tree.map(lambda a, w: decay * a + (1 - decay) * w, averages[k], newest[k])
+    refused = options.get("guard", 0)
+    assert made == [updates - refused for updates in ours.updates] and min(made) > 2
+    found = ours.export(ema=True)
+    for average, own, stage in zip(averages, found, ours.export(), strict=True):
+        # float32 sums in another order
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), own["params"], average)
+        jax.tree.map(np.testing.assert_array_equal, own | {"params": 0}, stage | {"params": 0})
+
+
+def test_an_average_changes_no_bit_of_the_training_and_is_the_same_in_both_engines():
+    """Of the host loop; a scan is one program, which rounds otherwise."""
+    engines = "pipeline", "delay-line"
+    with_average = [pipeline(2, DATA[0], stages=SMALL, ema=0.9, engine=engine) for engine in engines]
+    without = pipeline(2, DATA[0], stages=SMALL)
+    for ours in (*with_average, without):
+        fed(ours, DATA)
+    assert len({ours.parameters_sha256() for ours in (*with_average, without)}) == 1
+    one, two = (ours.export(ema=True) for ours in with_average)
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    with pytest.raises(BadInput, match=r"keeps no average of its weights\. Make it with .*ema=0\.999"):
+        without.export(ema=True)
+
+
+def test_the_average_of_bfloat16_weights_is_float32_and_that_of_constant_weights_is_exact():
+    rule, params = UpdateRule(optax.sgd(1.0), ema=0.999), {"a": jnp.full(3, 1.1, jnp.bfloat16)}
+    state, _ = rule.start(params)
+    for step in (0.0, 1.0):
+        params, state, _ = rule.new_weights(params, state, {"a": jnp.full(3, step, jnp.bfloat16)})
+        own = state.average["a"]
+        assert own.dtype == jnp.float32 and (own == params["a"].astype(jnp.float32)).all() == (step == 0)
+    assert own[0] == pytest.approx(1.1016 - 0.001, abs=1e-4)  # less than bfloat16 can tell at 1.1

@@ -29,7 +29,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.stage import Stage
 
 Pace = Literal["walk", "run"]
 

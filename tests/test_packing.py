@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from small import batches, fed, mostly_slow, pipeline
 
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.packing import SMALL, Closure, Packing, on_packed, small_vector
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.packing import SMALL, Closure, Packing, on_packed, small_vector
+from fdg_jax.stages.stage import Stage
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 LEAVES = st.tuples(SHAPES, st.sampled_from(["float32", "int32", "bool", "bfloat16"]))

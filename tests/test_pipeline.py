@@ -4,6 +4,7 @@ import ast
 import operator
 import pathlib
 import time
+from functools import partial
 
 import chex
 import flax.linen as nn
@@ -16,7 +17,7 @@ from small import CurrentPart, batches, cross_entropy, fed, parts, pipeline, rec
 
 from fdg_jax.engine import host_loop
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.stage import functions as pure
+from fdg_jax.stages import functions as pure
 
 
 def test_the_host_loop_is_one_page_and_imports_only_collections_and_types():
@@ -66,7 +67,7 @@ def test_one_compilation_per_stage_and_direction(monkeypatch):
         once = [chex.assert_max_traces(part, n=K) for part in (made.forward, made.backward)]
         return pure.Functions(*once, made.outputs)
 
-    monkeypatch.setattr("fdg_jax.stage.functions.functions", counting)
+    monkeypatch.setattr("fdg_jax.stages.functions.functions", counting)
     chex.clear_trace_counter()
     ours = pipeline(K, data[0], stages=parts(K, CurrentPart), weights="current")
     fed(ours, data)
@@ -184,14 +185,15 @@ def test_two_loops_share_a_pipeline():
     stages, arrived = donor.engine.stages, []
     loops = []
 
-    def send(address, array, sender):
+    def send(mine, address, array, sender):
+        owner = loops[0] if address.k <= cut else loops[1]
         if array is not None:  # else the other loop sends it
-            owner = loops[0] if address.k <= cut else loops[1]
             owner.mail[address] = stages[address.k].place.put_batch(array)
+        return owner.mail.get(address) if address.k in mine else None
 
     for mine in (range(1, cut + 1), range(cut + 1, K + 1)):
         local = {k: stages[k] for k in mine}
-        loops.append(host_loop.HostLoop(fdg(K), local, send, lambda batch, loss: arrived.append(loss)))
+        loops.append(host_loop.HostLoop(fdg(K), local, partial(send, mine), lambda batch, loss: arrived.append(loss)))
     for x, y in data:
         for loop in loops:
             loop.feed([{"x": x, "labels": y}])

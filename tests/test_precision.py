@@ -13,8 +13,8 @@ from fdg_jax import layers, methods
 from fdg_jax.checkpoint import folder
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.functions import ComputeOptions, functions
-from fdg_jax.stage.precision import precision
+from fdg_jax.stages.functions import ComputeOptions, functions
+from fdg_jax.stages.precision import precision
 
 HALF = {"dtype": "bfloat16"}
 

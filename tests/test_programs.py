@@ -16,8 +16,8 @@ import fdg_jax
 from fdg_jax import models, split
 from fdg_jax.corrections.interface import Correction
 from fdg_jax.machine import programs
-from fdg_jax.stage import functions
-from fdg_jax.stage.update import UpdateRule
+from fdg_jax.stages import functions
+from fdg_jax.stages.update import UpdateRule
 
 ROWS = 33_000  # more than 32,768
 

@@ -2,11 +2,12 @@
 
 import itertools
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import batches, mostly_slow, pipeline, recipe
+from small import CLASSES, batches, goes_on_exactly, mostly_slow, pipeline, recipe
 
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
@@ -125,7 +126,7 @@ def test_the_memory_of_another_optimizer_is_not_dropped(engine):
     momentum = pipeline(1, DATA[0], optimizer=optax.sgd(0.1, momentum=0.9), engine=engine)
     with pytest.raises(BadInput, match=r"holds .*trace.* and \d more, which this pipeline has no place for"):
         plain.restore(momentum.state())
-    with pytest.raises(BadInput, match=r"has no .*trace.*, or guard and gradient_norms are not as"):
+    with pytest.raises(BadInput, match=r"has no .*trace.*, or guard, gradient_norms and ema are not as"):
         momentum.restore(plain.state())
 
 
@@ -184,3 +185,12 @@ def test_a_guarded_pipelines_refused_updates_come_along():
     ours.restore(stepped(K=2, guard=True).state())
     with pytest.raises(BadInput, match="opt_state"):
         pipeline(2, DATA[0]).restore(ours.state())
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"engine": "delay-line", "accumulate": 2},
+    *(pytest.param(options, marks=pytest.mark.slow) for options in ({"engine": "scan"}, {"method": "dgl"})),
+], ids=str)  # fmt: skip
+def test_the_average_of_the_weights_goes_on_exactly(options):
+    stages = [nn.Dense(12), nn.Dense(CLASSES)]
+    goes_on_exactly(lambda: pipeline(2, DATA[0], stages=stages, ema=0.9, **options), DATA, 5)

@@ -14,7 +14,7 @@ PACKAGES = ("fdg_jax", "benchmarks", "experiments", "examples")
 FILES = ("errors", "durable", "strict_json")
 BELOW_STAGES = (*FILES, "machine", "arrays", "checkpoint", "transport")
 CONFIGURED = ("options", "config", "models", "corrections", "methods", "own_files")
-BELOW_API = (*BELOW_STAGES, "schedule", "layers", "stage", "engine", "split", "checks", *CONFIGURED)
+BELOW_API = (*BELOW_STAGES, "schedule", "layers", "stages", "engine", "split", "checks", *CONFIGURED)
 # Who may import whom, from the lowest room to the highest.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "errors": (),
@@ -32,21 +32,21 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "models": ("errors", "options", "layers"),
     "transport": ("errors", "machine", "schedule"),
     "corrections": ("errors", "options"),
-    "stage": (*BELOW_STAGES, "corrections"),
-    "split": ("errors", "machine", "models", "stage"),
-    "block_times": ("recipe", "machine", "layers", "stage", "split"),
-    "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
-    "engine": (*BELOW_STAGES, "schedule", "stage"),
+    "stages": (*BELOW_STAGES, "corrections"),
+    "split": ("errors", "machine", "models", "stages"),
+    "block_times": ("recipe", "machine", "layers", "stages", "split"),
+    "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stages"),
+    "engine": (*BELOW_STAGES, "schedule", "stages"),
     "config": ("errors", "options", "models", "corrections", "methods"),
     "own_files": ("errors", "durable", "options", "data", "config", "models", "corrections", "methods"),
     "config_file": ("errors", "strict_json", "options", "config", "own_files"),
     "cli": ("errors", "machine", "data", "config_file", *CONFIGURED),
-    "checks": (*BELOW_STAGES, "data", "schedule", "stage", "split", "block_times", *CONFIGURED),
+    "checks": (*BELOW_STAGES, "data", "schedule", "stages", "split", "block_times", *CONFIGURED),
     "pages": (),
     "explorer": ("errors", "strict_json", "options", "schedule", "methods", "checks", "pages"),
     "api": ("recipe", *BELOW_API),
-    "late": ("errors", "stage", "checks", *CONFIGURED),
-    "runs": (*FILES, "machine", "data", "split", "stage", "checks", *CONFIGURED),
+    "late": ("errors", "stages", "checks", *CONFIGURED),
+    "runs": (*FILES, "machine", "data", "split", "stages", "checks", *CONFIGURED),
     "report": (*FILES, "recipe", "machine", "schedule", "checks", "pages", "explorer", "runs", *CONFIGURED),
     "compare": ("errors", "machine", "options", "report"),
     "watch": (),

@@ -7,13 +7,13 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, batches, cross_entropy, fed, pipeline, recipe
+from small import CLASSES, batches, cross_entropy, fed, goes_on_exactly, mostly_slow, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import split
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.stage.functions import stream_key
+from fdg_jax.stages.functions import stream_key
 
 DATA = batches(8)
 X, Y = DATA[0]
@@ -141,14 +141,113 @@ def test_a_network_that_is_cut_may_sow_and_ask_for_streams():
     assert len(jax.tree.leaves(seen["losses"])) == 9 and len(jax.tree.leaves(seen["intermediates"])) == 3
 
 
-def test_a_module_that_draws_in_evaluation_is_refused():
-    class Always(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(CLASSES)(x) + jax.random.normal(self.make_rng("noise"), (CLASSES,))
+class Latent(nn.Module):
+    """Draws in training and in evaluation; its dropout is off in evaluation."""
 
-    with pytest.raises(BadInput, match=r"stage k=1 \(Always\) can be trained but not evaluated: .*\"noise\""):
-        pipeline(1, DATA[0], stages=[Always()])
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        y = nn.Dropout(0.5, deterministic=not train)(nn.Dense(self.width)(x))
+        return y + jax.random.normal(self.make_rng("noise"), y.shape)
+
+
+def noisy_loss(outputs, labels, key):
+    return cross_entropy(outputs + jax.random.normal(key, outputs.shape), labels)
+
+
+def drawing(engine="pipeline", loss=noisy_loss, stages=None, **options):
+    stages = stages or [nn.Sequential([nn.Dense(12), nn.tanh]), nn.Dense(CLASSES)]
+    return fdg_jax.Pipeline(stages, loss, recipe(), engine=engine, **options).init(jax.random.key(0), DATA[0])
+
+
+def key_in_evaluation(key, n, k):
+    return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, n), k))
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+def test_a_module_that_draws_in_evaluation_draws_from_the_key_that_is_given(engine):
+    key, modules = jax.random.key(5), [nn.Dense(12), Latent(CLASSES)]
+    ours = drawing(engine, cross_entropy, modules)
+    for call in (lambda: ours.evaluate(DATA[:2]), lambda: ours.predict(X)):
+        with pytest.raises(BadInput, match=r"stage k=2 \(Latent\) draws .* give (evaluate|predict) key=jax\.random"):
+            call()
+    with pytest.raises(BadInput, match=r"predict takes a JAX random key; the key given is 0\. Use predict"):
+        ours.predict(X, key=0)
+    first, last = jax.device_get(ours.params)
+    each = []
+    for n, (x, y) in enumerate(DATA[:2], 1):
+        rngs = {"noise": stream_key(key_in_evaluation(key, n, 2), "noise")}
+        y_hat = modules[1].apply(last, modules[0].apply(first, x), train=False, rngs=rngs)
+        each.append(float(cross_entropy(y_hat, y)))
+        if n == 1:
+            np.testing.assert_allclose(ours.predict(x, key=key), y_hat, **CLOSE)
+    assert ours.evaluate(DATA[:2], key=key).loss == pytest.approx(np.mean(each), rel=1e-5)
+    assert ours.evaluate(DATA[:2], key=key) == ours.evaluate(DATA[:2], key=key)
+    assert ours.evaluate(DATA[:2], key=jax.random.PRNGKey(5)) == ours.evaluate(DATA[:2], key=key)
+
+
+def test_a_key_changes_no_evaluation_in_which_nothing_is_drawn():
+    ours = pipeline(2, DATA[0], stages=stages(2))  # they draw in training
+    ours.step(DATA[0])
+    assert ours.evaluate(DATA[:2], key=jax.random.key(1)) == ours.evaluate(DATA[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dgl", "data_parallel", "gpipe"])
+def test_methods_with_another_evaluation_draw_from_the_key_too(method):
+    ours = drawing(loss=cross_entropy, stages=[Latent(12), nn.Dense(CLASSES)], method=method)
+    one, same, other = (ours.predict(X, key=jax.random.key(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 0.01
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+def test_a_loss_that_draws_has_a_key_of_stage_K_new_in_every_step(engine):
+    ours = drawing(engine)
+    start = fed(ours, DATA)
+    rng = jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2), 1))
+
+    def last(params, extra, x):
+        rng, key = jax.random.split(extra["rng"])
+        return (ours.modules[1].apply({"params": params}, x), stream_key(key, "loss")), {"rng": rng}
+
+    forwards = [lambda params, extra, x: (ours.modules[0].apply({"params": params}, x), extra), last]
+    loss = lambda pair, labels: noisy_loss(pair[0], labels, pair[1])  # noqa: E731
+    first = [start[0], {**start[1], "rng": rng}]
+    true, losses, _ = oracle.stashed(forwards, loss, recipe(), first, DATA, fdg(2).staleness)
+    for own, theirs in zip(jax.device_get(ours.params), true, strict=True):
+        assert set(own) == {"params"}
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), own["params"], theirs["params"])
+    np.testing.assert_allclose([each.loss for each in ours.losses(wait=True)], losses, **CLOSE)
+    with pytest.raises(BadInput, match=r"the loss draws random numbers in evaluation, too: give evaluate key="):
+        ours.evaluate(DATA)
+    key = jax.random.key(5)
+    drawn = [stream_key(key_in_evaluation(key, n, 2), "loss") for n in (1, 2)]
+    each = [noisy_loss(ours.predict(x), y, of) for (x, y), of in zip(DATA[:2], drawn, strict=True)]
+    assert ours.evaluate(DATA[:2], key=key).loss == pytest.approx(float(sum(each)) / 2, rel=1e-5)
+
+
+def test_a_loss_that_draws_is_the_same_in_the_delay_line_and_goes_on_in_flight():
+    one, line = drawing(stages=stages(2)), drawing("delay-line", stages=stages(2))  # stage K draws for itself, too
+    for ours in (one, line):
+        fed(ours, DATA[:4])
+    assert one.parameters_sha256() == line.parameters_sha256() and one.losses(wait=True) == line.losses(wait=True)
+    goes_on_exactly(drawing, DATA[:5], at=3)
+
+
+@pytest.mark.parametrize("method", mostly_slow(["dfa", "dgl", "fr", "gpipe", "data_parallel"], "dfa"))
+def test_every_method_gives_the_loss_another_key_in_every_step(method):
+    ours = drawing(method=method, guard=True)
+    ours.step(DATA[0])
+    again = drawing(method=method, guard=True)
+    again.restore(ours.state())
+    for one in (ours, again):
+        fed(one, DATA[1:4])
+    assert ours.state_sha256() == again.state_sha256()
+    still = fdg_jax.Pipeline(ours.modules, noisy_loss, optax.sgd(0.0), method).init(jax.random.key(0), DATA[0])
+    fed(still, [DATA[0]] * 3)
+    assert len({each.loss for each in still.losses(wait=True)}) == 3
 
 
 def test_keys_of_another_implementation_than_the_default_will_do():

@@ -199,7 +199,7 @@ def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
 @pytest.mark.parametrize(("weights", "said"), [
     (np.ones((16, 3), np.float32), r"the weights are float32\[16, 3\], the labels int32\[16\]\. Give one weight for"),
     (np.ones(15, np.float32), r"differ in length: \[15, 16\]"),
-    (Weighted(np.ones(16), np.ones(16)), r"Weighted stands within the labels.*Put it around all labels"),
+    (Weighted(np.ones(16), np.ones((16, 2))), r"the weights are float64\[16, 2\], the labels float64\[16\]"),
     ([1.0] * 16, r"the weights are a list of 16 where an array of numbers is needed\. Use numpy\.asarray\(weights\)"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit_are_refused(weights, said):
@@ -220,7 +220,7 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
         ours.evaluate([(x, Weighted(y, 0 * w))])
     with pytest.raises(BadInput, match=r"labels is a Weighted of 2, but train takes one array\. Use step"):
         ours.train(x, data[0][1], np.zeros((1, 4), np.int32))
-    with pytest.raises(BadInput, match="dictionary has inputs, labels and perhaps weights; this one has x, y"):
+    with pytest.raises(BadInput, match="dictionary has inputs, and perhaps labels and weights; this has x, y"):
         ours.step({"x": x, "y": y})
 
 
@@ -277,3 +277,129 @@ def test_an_evaluation_may_weight_examples_where_training_weights_tokens():
     labels = np.ones((len(x), 3), np.float32)
     ours.init(jax.random.key(0), (tokens, Weighted(labels[..., None], np.ones_like(labels))))
     assert np.isfinite(ours.evaluate([(tokens, Weighted(labels[..., None], each))]).loss)
+
+
+def unlabelled(outputs, labels):
+    """An autoencoder's loss. outputs: (what came out, what went in)."""
+    assert labels is None
+    return jnp.mean((outputs[0] - outputs[1]) ** 2)
+
+
+class Encoder(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return jnp.tanh(nn.Dense(3)(x)), x
+
+
+class Decoder(nn.Module):
+    @nn.compact
+    def __call__(self, pair):
+        return nn.Dense(8)(pair[0]), pair[1]
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+def test_an_autoencoder_without_labels_is_the_oracle_goes_on_in_flight_and_is_evaluated_by_examples(engine):
+    data = [(x, None) for x, _ in [*batches(4), *batches(1, size=5)]]
+    one, two = (made(2, data[0], unlabelled, engine, [Encoder(), Decoder()]) for _ in range(2))
+    forwards = [lambda params, extra, x, m=m: (m.apply({"params": params}, x), extra) for m in (Encoder(), Decoder())]
+    true, losses, _ = oracle.stashed(forwards, unlabelled, recipe(), jax.device_get(one.params), data, fdg(2).staleness)
+    for x, _ in data[:2]:
+        one.step({"inputs": x})
+    two.restore(one.state())  # a batch without labels is in the mail
+    for ours in (one, two):
+        for batch in data[2:]:
+            ours.step(batch)
+        ours.drain()
+    assert one.state_sha256() == two.state_sha256()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), jax.device_get(one.params), true)
+    np.testing.assert_allclose([each.loss for each in one.losses(wait=True)], losses, **CLOSE)
+    found, squares = one.evaluate(data), [np.square(np.subtract(*one.predict(x))).sum() for x, _ in data]
+    assert found.error_percent is None and found.images == 4 * 16 + 5
+    assert found.loss == pytest.approx(sum(squares) / (8 * found.images), rel=1e-5)
+    assert one.first_nonfinite(data[0]) is None
+
+
+@pytest.mark.parametrize("method", mostly_slow(["gpipe", "data_parallel", "dgl", "dni", "dfa", "fr"], "gpipe"))
+def test_every_method_trains_without_labels_step_by_step_as_by_windows(method):
+    def fresh():
+        options = {"gpipe": {"micro_batches": 2}, "dni": {"conditional": False}}.get(method, {})
+        loss = lambda outputs, labels: jnp.mean(outputs**2) if labels is None else None  # noqa: E731
+        return made(2, (x[:6], None), loss, stages=[nn.Dense(12), nn.Dense(3)], method=method, **options)
+
+    x = batches(1)[0][0]
+    one, two = fresh(), fresh()
+    one.train(x, None, np.arange(12).reshape(2, 6))
+    for rows in (slice(6), slice(6, 12)):
+        two.step((x[rows], None))
+    assert one.state_sha256() == two.state_sha256() and np.isfinite(one.evaluate([(x, None)]).loss)
+    with pytest.raises(BadInput, match="indices 0 to 16 into 16 images: they must lie in all of them"):
+        one.train(x, None, np.array([[0, 16]]))
+
+
+def test_weights_without_labels_count_in_the_loss_and_in_evaluation():
+    def loss(outputs, labels):
+        assert labels.labels is None
+        return labels.mean(jnp.sum(outputs**2, -1))
+
+    x, w = batches(1)[0][0], np.arange(16, dtype=np.float32)
+    ours = made(1, {"inputs": x, "weights": w}, loss, stages=[nn.Dense(3)])
+    ours.step({"inputs": x, "weights": w})
+    found = ours.evaluate([{"inputs": x[:4], "weights": w[:4]}, {"inputs": x[4:], "weights": w[4:]}])
+    assert found.loss == pytest.approx(float(np.average(np.square(ours.predict(x)).sum(-1), weights=w)), rel=1e-5)
+
+
+def boxes(n, last=None):
+    """Labels of which one part has weights: a class that counts, and a box."""
+    return [(x, {"class": labels, "box": 0.1 * x[:, :2]}) for x, labels in examples(n, last=last)]
+
+
+def box_errors(outputs, labels):
+    return jnp.mean((outputs[:, :2] - labels["box"]) ** 2, -1)
+
+
+def by_weight(outputs, labels):
+    of_class = labels["class"]
+    return of_class.mean(per_label(outputs, of_class.labels) + box_errors(outputs, labels))
+
+
+@pytest.mark.parametrize("method", mostly_slow(["bp", "gpipe"], "gpipe"))
+def test_the_only_weights_in_a_tree_of_labels_count_as_those_around_all_labels(method):
+    def around(outputs, labels):
+        return labels.mean(per_label(outputs, labels.labels["class"]) + box_errors(outputs, labels.labels))
+
+    options = {"stages": [nn.Dense(12), nn.Dense(CLASSES)], "method": method}
+    data = boxes(3, last=7)
+    whole = [(x, Weighted({**y, "class": y["class"].labels}, y["class"].weights)) for x, y in data]
+    one, two = made(2, data[0], by_weight, **options), made(2, whole[0], around, **options)
+    for inside, outside in zip(data, whole, strict=True):
+        one.step(inside)
+        two.step(outside)
+    assert one.parameters_sha256() == two.parameters_sha256() and one.losses(wait=True) == two.losses(wait=True)
+    assert one.evaluate(data) == two.evaluate(whole) and one.evaluate(data).images == 16 + 16 + 7
+
+
+def test_a_loss_that_is_no_mean_by_the_only_weights_is_refused_where_batches_are_cut():
+    def mixed(outputs, labels):
+        of_class = labels["class"]
+        return of_class.mean(per_label(outputs, of_class.labels)) + jnp.mean(box_errors(outputs, labels))
+
+    mask = [(x, {**y, "class": y["class"]._replace(weights=y["class"].weights > 0)}) for x, y in boxes(1)]
+    for (batch,) in (boxes(1), mask):
+        with pytest.raises(BadInput, match=r"not the mean .* the weights if one part .* fdg_jax\.Weighted.* or use a"):
+            made(2, batch, mixed, method="gpipe", micro_batches=2)
+        made(2, batch, by_weight, method="gpipe", micro_batches=2)
+
+
+def test_several_weights_in_a_tree_of_labels_count_by_examples():
+    def loss(outputs, labels):
+        return labels["a"].mean(per_label(outputs, labels["a"].labels)) + labels["b"].mean(outputs[:, 0])
+
+    data = [(x, {"a": y, "b": Weighted(y.labels, y.weights[::-1])}) for x, y in examples(2, last=4)]
+    ours = made(1, data[0], loss, stages=[nn.Dense(CLASSES)])
+    ours.step(data[1])
+    each = [ours.evaluate([batch]).loss for batch in data]
+    assert ours.evaluate(data).loss == pytest.approx(np.average(each, weights=[16, 4]), rel=1e-6)
+    with pytest.raises(BadInput, match="the labels have no weights, at init they had weights"):
+        ours.evaluate([(data[0][0], {"a": data[0][1]["a"].labels, "b": data[0][1]["a"].labels})])
+    with pytest.raises(BadInput, match="is not the mean of those of its parts"):
+        made(2, data[0], loss, method="gpipe", micro_batches=2)

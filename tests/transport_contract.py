@@ -15,7 +15,7 @@ import pytest
 import fdg_jax
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op
-from fdg_jax.stage.shapes import with_examples
+from fdg_jax.stages.shapes import with_examples
 from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import Place, all_here, stage_devices
 from fdg_jax.transport.in_process import InProcess

@@ -23,7 +23,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, facts, huge_pages
 from fdg_jax.options.common import own_defaults
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.stage import Stage
 from fdg_jax.training import job as jobs
 
 

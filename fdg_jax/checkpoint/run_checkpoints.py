@@ -115,7 +115,7 @@ class Saver:
             state: Pipeline.snapshot(); of several processes, its own part.
             loop: numbers and arrays of the training loop.
             refused: for each stage, the number of the first refused update that is expected in the state
-                (fdg_jax.stage.nonfinite); NotFinite is raised for any other. None: accept whatever there is.
+                (fdg_jax.stages.nonfinite); NotFinite is raised for any other. None: accept whatever there is.
             best: whether this is the best checkpoint so far, to be kept.
         """
         self.wait()

@@ -49,7 +49,7 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_leng
     def leaf(path, like):
         name = prefix + jax.tree_util.keystr(path)
         if name not in flat:
-            options = ", or guard and gradient_norms are not as they were" if ".opt_state" in name else ""
+            options = ", or guard, gradient_norms and ema are not as they were" if ".opt_state" in name else ""
             raise BadInput(f"the checkpoint has no {name}: {OTHER}{options}.")
         # A copy: on a CPU device_put may use the memory of its argument, and the caller may write there later.
         value, needed = np.array(plain(flat[name])), plain_like(like)
@@ -200,7 +200,7 @@ def nonfinite_arrays(
 
 
 def first_refused_updates(state: Mapping[str, Any]) -> tuple[int, ...]:
-    """For each guarded stage (fdg_jax.stage.nonfinite), the number of its first refused update; 0 if there is none.
+    """For each guarded stage (fdg_jax.stages.nonfinite), the number of its first refused update; 0 if there is none.
 
     Arguments:
         state: what Pipeline.state() returns.

@@ -1,6 +1,6 @@
 """Checks the arguments of `fdg_jax.Pipeline` and `init` before anything is traced, and cuts blocks into stages.
 
-Tracing finds shapes that do not fit (fdg_jax.stage.own_modules). fdg_jax.checks.batches checks batches.
+Tracing finds shapes that do not fit (fdg_jax.stages.own_modules). fdg_jax.checks.batches checks batches.
 """
 
 import inspect
@@ -19,7 +19,8 @@ from fdg_jax import block_times, split
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import Option, checked
-from fdg_jax.stage.shapes import with_examples
+from fdg_jax.stages.preprocessing import Preprocess, preprocess_of
+from fdg_jax.stages.shapes import with_examples
 from fdg_jax.transport.devices import Place, all_here, stage_devices
 
 Tree = Any
@@ -27,6 +28,7 @@ Tree = Any
 OF_PIPELINE = {
     "guard": Option("guard", bool, False, ""),
     "gradient_norms": Option("gradient_norms", bool, False, ""),
+    "ema": Option("ema", float | None, None, "", inside="(0, 1)", use="0.999, say, or leave it out"),
     "read_behind": Option("read_behind", int, 16, "", inside="[1, inf)"),
 }
 CUTS = ("balanced", "measured", "even")
@@ -79,6 +81,33 @@ def check_problem(stages: Any, loss: Any, of: str = "stage") -> list[nn.Module]:
     if not callable(loss):
         raise BadInput(f"loss is {kind(loss)}, not a function. Give loss(outputs, labels) -> scalar.")
     return list(stages)
+
+
+def required(function: Any) -> int | None:
+    """How many positional arguments a function must be given; None if its signature does not say so."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return None
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return None
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional and each.default is each.empty for each in parameters)
+
+
+def check_preprocess(function: Any) -> Preprocess | None:
+    """The functions of `preprocess`; None if there is none.
+
+    Raises:
+        BadInput: it is neither (inputs, step) -> inputs nor (inputs, labels, step) -> (inputs, labels).
+    """
+    if function is None:
+        return None
+    takes = required(function)
+    if takes not in (2, 3):
+        found = kind(function) if takes is None else f"a function of {takes} arguments"
+        raise BadInput(f"preprocess is {found}, not preprocess(inputs, step) or preprocess(inputs, labels, step).")
+    return preprocess_of(function, with_labels=takes == 3)
 
 
 def is_optimizer(value: Any) -> bool:
@@ -161,15 +190,15 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     return [devices[0]] * K if alone else list(devices)
 
 
-def check_key(key: Any) -> None:
-    """Raises BadInput if key is not a JAX random key, new style (`jax.random.key`) or old (`jax.random.PRNGKey`)."""
+def check_key(key: Any, fact: str, use: str) -> None:
+    """Raises BadInput if key is not a JAX random key, new style (`jax.random.key`) or old (`jax.random.PRNGKey`).
+
+    fact, use: how the message begins, and the correct call.
+    """
     array = isinstance(key, jax.Array | np.ndarray)
     new = array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
     if not new and not (array and key.dtype == np.uint32 and key.ndim == 1):
-        raise BadInput(
-            f"init takes a JAX random key, then an example batch; the key given is {kind(key)}. "
-            "Use init(jax.random.key(0), (inputs, labels))."
-        )
+        raise BadInput(f"{fact}; the key given is {kind(key)}. Use {use}.")
 
 
 def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> int:

@@ -19,9 +19,9 @@ from fdg_jax.checks.arguments import kind
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.machine.jax_internals import is_tracing
-from fdg_jax.stage.functions import loss_of, metrics_of
-from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.weighted import Weighted, without_weights
+from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.shapes import describe, with_examples
+from fdg_jax.stages.weighted import Weighted, all_weighted, batch_weights, is_weighted, without_weights
 
 Tree = Any
 Pair = tuple[Tree, Tree]
@@ -32,11 +32,11 @@ NEAR = 1e-4  # relative; float32 rounds a mean by 1e-6, and a loss that is no me
 
 
 def as_pair(batch: Any) -> Any:
-    """Turns a batch {"inputs": ..., "labels": ...} into (inputs, labels), with any "weights" as those of the labels.
-    Leaves other batches as they are."""
-    if not isinstance(batch, Mapping) or not {*NAMES} <= batch.keys() <= {*NAMES, "weights"}:
+    """Turns a batch {"inputs": ..., "labels": ...} into (inputs, labels), with any "weights" as those of the labels,
+    which are None if there are none. Leaves other batches as they are."""
+    if not isinstance(batch, Mapping) or not {"inputs"} <= batch.keys() <= {*NAMES, "weights"}:
         return batch
-    labels = batch["labels"]
+    labels = batch.get("labels")
     return batch["inputs"], Weighted(labels, batch["weights"]) if "weights" in batch else labels
 
 
@@ -64,7 +64,7 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
     """The shapes and dtypes of a batch.
 
     Arguments:
-        batch: (inputs, labels), each a tree of arrays [batch, ...].
+        batch: (inputs, labels), each a tree of arrays [batch, ...]; labels may be None.
         fact: how the error message begins, such as "a batch".
         use: the correct call, for the error message.
         shapes_do: whether jax.ShapeDtypeStructs are accepted instead of arrays.
@@ -77,20 +77,21 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         if isinstance(batch, Mapping):
             names = ", ".join(map(str, batch)) or "nothing"
-            raise BadInput(f"{fact} that is a dictionary has inputs, labels and perhaps weights; this one has {names}.")
+            raise BadInput(f"{fact} that is a dictionary has inputs, and perhaps labels and weights; this has {names}.")
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
-    lengths, weights = set(), batch[1].weights if isinstance(batch[1], Weighted) else None
-    if isinstance(weights, list | tuple):
-        fact = f"the weights are {kind(weights)} where an array of numbers is needed"
-        raise BadInput(f"{fact}. Use numpy.asarray(weights), say.")
+    lengths = set()
+    for weights in (each.weights for each in all_weighted(batch[1])):
+        if isinstance(weights, list | tuple):
+            fact = f"the weights are {kind(weights)} where an array of numbers is needed"
+            raise BadInput(f"{fact}. Use numpy.asarray(weights), say.")
     for name, tree in zip(NAMES, batch, strict=True):
         leaves = jax.tree.leaves(tree)
-        for leaf in leaves or [None]:
+        for leaf in leaves or ([] if name == "labels" and tree is None else [None]):
             if type(leaf) is not np.ndarray and not shapes_do:
                 check_usable(f"the {name}", leaf)
             if not isinstance(leaf, ARRAYS) or not numeric(leaf.dtype):
                 fact = f"the {name} hold {kind(leaf)} where an array of numbers is needed"
-                array = f"Use numpy.asarray({name})" if leaf is not None else "If nobody needs any, give numpy.zeros(n)"
+                array = f"Use numpy.asarray({name})" if leaf is not None else "If nobody needs any, give None"
                 raise BadInput(f"{fact}. {array}, say.")
             if not leaf.shape:
                 raise BadInput(f"the {name} are {describe(leaf)}: the first axis of an array is the batch. Use {use}.")
@@ -104,19 +105,12 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
 
 
 def check_weights(labels: Tree) -> None:
-    """Raises BadInput unless weights of labels are one for each example or token. Either all labels have weights, or
-    none."""
-    inner = jax.tree.leaves(without_weights(labels), is_leaf=lambda each: isinstance(each, Weighted))
-    if any(isinstance(each, Weighted) for each in inner):
-        fact = "fdg_jax.Weighted stands within the labels, so there is no weight of an example as a whole"
-        way_out = "Put it around all labels, or give arrays of weights of your own, which count in your loss only"
-        raise BadInput(f"{fact}, by which batches count. {way_out}.")
-    if not isinstance(labels, Weighted):
-        return
-    weights, shapes = labels.weights, [label.shape for label in jax.tree.leaves(labels.labels)]
-    if not isinstance(weights, ARRAYS) or any(weights.shape != shape[: len(weights.shape)] for shape in shapes):
-        fact = f"the weights are {describe(weights)}, the labels {describe(labels.labels)}"
-        raise BadInput(f"{fact}. Give one weight for each example [batch], or for each token [batch, T].")
+    """Raises BadInput unless weights of labels are one for each example or token."""
+    for inner, weights in all_weighted(labels):
+        shapes = [label.shape for label in jax.tree.leaves(inner)]
+        if not isinstance(weights, ARRAYS) or any(weights.shape != shape[: len(weights.shape)] for shape in shapes):
+            fact = f"the weights are {describe(weights)}, the labels {describe(inner)}"
+            raise BadInput(f"{fact}. Give one weight for each example [batch], or for each token [batch, T].")
 
 
 def check_example(batch: Any) -> Pair:
@@ -150,7 +144,7 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
 
     Arguments:
         example: what `check_example` returned.
-        images, labels: arrays [N, ...].
+        images, labels: arrays [N, ...]; labels may be None.
         indices: integers [W, batch] in 0..N-1, a row for each batch.
 
     Returns: the shapes of a batch; None if `indices` has no rows.
@@ -161,36 +155,35 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
     if not isinstance(indices, jax.Array | np.ndarray) or indices.ndim != 2 or indices.dtype.kind not in "iu":
         fact = f"indices is {kind(indices)}, not an integer array [W, batch]: one row a batch"
         raise BadInput(f"{fact}. Use indices[None] for one batch, or reshape them.")
-    for name, array in (("images", images), ("labels", labels)):
+    given = {"images": images} if labels is None else {"images": images, "labels": labels}
+    for name, array in given.items():
         if isinstance(array, tuple | Mapping):  # for example labels with weights
             raise BadInput(f"{name} is {kind(array)}, but train takes one array. Use step((inputs, labels)).")
         if not isinstance(array, jax.Array | np.ndarray):
             raise BadInput(f"{name} is {kind(array)}, not an array. Use numpy.asarray({name}), once.")
-    for name, array in (("images", images), ("labels", labels), ("indices", indices)):
+    for name, array in {**given, "indices": indices}.items():
         check_usable(name, array)
-    check_alike(example, tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (images, labels)))  # type: ignore
+    check_alike(example, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), (images, labels)))
     if not len(indices):
         return None
     if not indices.shape[1]:
         raise BadInput(f"indices is {kind(indices)}: batches of 0 examples. Give at least one index a row.")
-    if not (indices.min() >= 0 and indices.max() < len(images) == len(labels)):
-        raise BadInput(
-            f"indices {indices.min()} to {indices.max()} into {len(images)} images and {len(labels)} labels: "
-            "they must lie in both."
-        )
-    x, y = (jax.ShapeDtypeStruct((indices.shape[1], *array.shape[1:]), array.dtype) for array in (images, labels))
-    return x, y
+    if not (indices.min() >= 0 and indices.max() < len(images) == len(images if labels is None else labels)):
+        into = " and ".join(f"{len(array)} {name}" for name, array in given.items())
+        raise BadInput(f"indices {indices.min()} to {indices.max()} into {into}: they must lie in all of them.")
+    return with_examples((images, labels), indices.shape[1])
 
 
-def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
+def checked_batches(batches: Any, example: Tree, made: Tree) -> Iterator[Pair]:
     """The batches of an evaluation. Each is checked and copied when it is used.
 
     Batch sizes may differ from training. So may the inputs' dtype, as a transform may follow. Labels must have the same
-    sort of number and as many axes as in training.
+    sort of number and as many axes as in training, before or after preprocess.
 
     Arguments:
         batches: an iterable of (inputs, labels).
-        example: what `check_example` returned.
+        example: the labels of the example batch, as shapes.
+        made: what preprocess makes of them.
 
     Raises:
         BadInput: the batches are something else.
@@ -201,7 +194,9 @@ def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
     if isinstance(batches, Mapping):
         raise BadInput(f"evaluate takes a list of batches, not a single one. Use {use}.")
     for batch in map(as_pair, batches):
-        check_labels(example[1], batch_shapes(batch, "each batch of evaluate", use)[1])
+        _, labels = batch_shapes(batch, "each batch of evaluate", use)
+        if not same_labels(made, labels):
+            check_labels(example, labels)
         yield copy_arrays(tuple(batch))
 
 
@@ -226,16 +221,22 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
 
 def check_labels(like: Tree, found: Tree) -> None:
     """Raises BadInput if labels differ from those at init in structure, number of axes or sort of number."""
-    if isinstance(found, Weighted) != isinstance(like, Weighted):
-        one, other = ("no weights", "weights") if isinstance(like, Weighted) else ("weights", "no weights")
+    if same_labels(like, found):
+        return
+    if bool(all_weighted(found)) != bool(all_weighted(like)):
+        one, other = ("no weights", "weights") if all_weighted(like) else ("weights", "no weights")
         raise BadInput(f"the labels have {one}, at init they had {other}. Give batches of one kind: {WEIGHTED}.")
-    same = jax.tree.structure(found) == jax.tree.structure(like)
+    fact = f"the labels are {describe(found)}, at init they were {describe(like)}"
+    raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")
+
+
+def same_labels(like: Tree, found: Tree) -> bool:
+    """Whether labels are like others in structure, numbers of axes and sorts of number."""
     # Weights may be of examples or of tokens, regardless of those at init; `check_weights` has checked them.
-    trees = map(without_weights, (found, like))
-    pairs = zip(*map(jax.tree.leaves, trees), strict=True) if same else []
-    if not same or any((sort_of_number(a.dtype), a.ndim) != (sort_of_number(b.dtype), b.ndim) for a, b in pairs):
-        fact = f"the labels are {describe(found)}, at init they were {describe(like)}"
-        raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")
+    pairs = [jax.tree.leaves(without_weights(labels)) for labels in (found, like)]
+    return jax.tree.structure(found) == jax.tree.structure(like) and all(
+        (sort_of_number(a.dtype), a.ndim) == (sort_of_number(b.dtype), b.ndim) for a, b in zip(*pairs, strict=True)
+    )
 
 
 def sort_of_number(dtype: Any) -> str:
@@ -268,7 +269,8 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
         whole, *halves = (run(*batch) for batch in (four, *parts))
     except Exception:  # a loss for one batch size only: training will fail with its own message
         return
-    weights = np.array([np.sum(y.weights) if isinstance(y, Weighted) else 2.0 for _, y in parts])
+    given = [batch_weights(y) for _, y in parts]
+    weights = np.array([2.0 if each is None else np.sum(each) for each in given])
     shares = weights / max(weights.sum(), 1e-9)
 
     def is_mean(get: Callable[[Tree], Any]) -> bool:
@@ -286,11 +288,18 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
 
 def made_up(shapes: Tree, seed: int) -> Tree:
     """Random arrays of four examples: fractions for floats, and 0 or 1 for integers, which are valid classes for any
-    loss."""
+    loss. Weights that are no fractions are 1 but for the last example, so that the halves weigh different amounts."""
     draw = np.random.default_rng(seed)
 
     def array(leaf):
         fractions = draw.uniform(0.05, 0.95, (4, *leaf.shape[1:]))
         return jnp.asarray(fractions if jnp.issubdtype(leaf.dtype, jnp.inexact) else fractions > 0.5, leaf.dtype)
 
-    return jax.tree.map(array, shapes)
+    def uneven(leaf):
+        if not is_weighted(leaf):
+            return array(leaf)
+        labels, weights = jax.tree.map(array, leaf)
+        fractions = jnp.issubdtype(weights.dtype, jnp.inexact)
+        return Weighted(labels, weights if fractions else jnp.ones_like(weights).at[3].set(weights.dtype.type(0)))
+
+    return jax.tree.map(uneven, shapes, is_leaf=is_weighted)

@@ -1,5 +1,6 @@
 """The arguments of `fdg_jax.Pipeline`, checked and with every name resolved, and the specs of its stages."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,14 @@ from fdg_jax.checks.arguments import (
     OF_PIPELINE,
     check_devices,
     check_key,
+    check_preprocess,
     check_problem,
     cut,
     cut_variables,
     first_cut,
     number_of_stages,
     rate_of,
+    required,
     stage_optimizers,
 )
 from fdg_jax.checks.batches import check_example, check_mean
@@ -28,18 +31,21 @@ from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import checked
-from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
-from fdg_jax.stage.nonfinite import guard_loss
-from fdg_jax.stage.own_modules import Shapes, check_loss, check_shapes, stage_1_inputs
-from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import describe, shape_of
-from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.tracing import trace_forward, trace_or_refuse
+from fdg_jax.stages.around import name_of
+from fdg_jax.stages.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
+from fdg_jax.stages.nonfinite import guard_loss
+from fdg_jax.stages.own_modules import Shapes, check_loss, check_number, check_shapes, fitting_variables
+from fdg_jax.stages.precision import precision
+from fdg_jax.stages.preprocessing import preprocessed
+from fdg_jax.stages.shapes import describe, examples, shape_of
+from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.tracing import trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
 from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
 
 Tree = Any
 Batch = tuple[Tree, Tree]
+MANY_SHAPES = 5  # of batches, before a warning
 
 
 class Configuration:
@@ -50,7 +56,7 @@ class Configuration:
 
     def __init__(
         self, stages, loss, optimizer, method, engines: Sequence[str], *, engine, beta, correct, learning_rate,
-        momentum, devices, weights, dtype, remat, preprocess, guard, norms, options: Mapping[str, Any], cut, K,
+        momentum, devices, weights, dtype, remat, preprocess, guard, norms, ema, options: Mapping[str, Any], cut, K,
     ):  # fmt: skip
         self.stages = check_problem(stages, loss, of="stage" if cut is None else "block")
         self.asked_cut, self.blocks = cut, self.stages
@@ -72,13 +78,20 @@ class Configuration:
         self.given_rate, self.learning_rate = learning_rate, rate_of(learning_rate)
         self.momentum = None if momentum is None else checked(FIELDS["momentum"], momentum)
         dtype = checked(FIELDS["dtype"], dtype)
-        self.compute = [ComputeOptions(precision(dtype, last=k == K), k in made.remat) for k in range(1, K + 1)]
+        self.loss_draws = required(loss) == 3
+        self.compute = [
+            ComputeOptions(
+                precision(dtype, last=k == K), k in made.remat,
+                loss_draws=self.loss_draws and (k == K or self.stage_class.local_loss),
+            ) for k in range(1, K + 1)
+        ]  # fmt: skip
         self.devices = check_devices(devices, K, alone=engine == "delay-line")
         spread = made.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
-        self.loss, self.preprocess = loss, preprocess
+        self.loss, self.preprocess = loss, check_preprocess(preprocess)
         self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)
+        self.ema = checked(OF_PIPELINE["ema"], ema)
 
     @property
     def stage_class(self) -> type[Stage]:
@@ -108,7 +121,8 @@ class Configuration:
         Raises BadInput, before anything compiles, if shapes or types do not fit.
         """
         check_no_mesh()
-        check_key(key)
+        use = "init(jax.random.key(0), (inputs, labels))"
+        check_key(key, "init takes a JAX random key, then an example batch", use)
         example = check_example(example_batch)
         if self.asked_cut is not None:
             variables = self.cut(key, example, variables)
@@ -150,8 +164,10 @@ class Configuration:
                 guard=self.guard,
                 norms=self.norms,
                 correction=correction,
+                ema=self.ema,
             )
             specs.append(spec)
+        self.needed = [(seen.variables, seen.x) for seen in shapes.stages]
         self.followed = [(spec.module, spec.compute, shape_of(spec.variables)) for spec in specs]
         self.example, self.sizes = example, {tuple(leaf.shape for leaf in jax.tree.leaves(example))}
         no_effect.warn(self.plan, self.momentum, self.optimizers[0], shapes.stages[0].params)
@@ -159,8 +175,20 @@ class Configuration:
             notices.check_same(self.settings(key, specs))
         return specs, example
 
+    def fitting(self, variables: Sequence[Mapping] | Mapping | None) -> list[dict[str, Tree]] | None:
+        """Given variables of the whole network, or of each stage, as one dictionary for each stage, in the containers
+        of its module. Raises BadInput if they do not fit."""
+        if variables is None:
+            return None
+        if isinstance(variables, Mapping):
+            variables = cut_variables(variables, self.stages)
+        check_number(self.K, variables)
+        found = zip(self.needed, variables, strict=True)
+        return [fitting_variables(k, needed, given, x) for k, ((needed, x), given) in enumerate(found, 1)]
+
     def check_size(self, batch: Batch) -> None:
-        """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes.
+        """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes. Warns once
+        of many such shapes.
 
         Each valid shape is checked once. If only the batch size differs, methods that cut a batch into parts are not
         checked, since their stages see other sizes.
@@ -170,25 +198,29 @@ class Configuration:
             return
         like = jax.tree.leaves(self.example)
         longer = [shape[1:] for shape in shapes] != [leaf.shape[1:] for leaf in like]
-        if longer and (self.plan.method.stage or not all_here(self.places)):
-            why = f"method {self.plan.method.name}" if self.plan.method.stage else "a pipeline in several processes"
+        fixed = self.stage_class.fixed_lengths
+        if longer and (fixed or not all_here(self.places)):
+            why = f"method {self.plan.method.name}" if fixed else "a pipeline in several processes"
             fact = f"a batch of {describe(batch)}, at init {describe(like)}: {why} has arrays of those shapes"
             raise BadInput(f"{fact}. Only the batch size may differ: pad the batch, with weights 0 (fdg_jax.Weighted).")
         if longer or (self.plan.schedule.micro_batches == 1 and not self.plan.method.places):
             self.follow(batch)
         self.sizes.add(shapes)
+        if len(self.sizes) == MANY_SHAPES + 1:
+            fact = f"batches of {len(self.sizes)} shapes have come, and every stage compiles anew for each shape"
+            way_out = "Pad batches to one length, or to a few (buckets), with weights 0 (fdg_jax.Weighted)"
+            warnings.warn(f"{fact}. {way_out}. This warning comes only once.", stacklevel=4)
 
     def follow(self, batch: Batch) -> None:
         """Traces a batch, (inputs, labels) as shapes, through all stages in training mode. Raises BadInput if a stage
         or the loss cannot take it: an error within a tick would leave the stages at different batches."""
-        inputs, labels = map(shape_of, batch)
-        x, n = stage_1_inputs(self.preprocess, inputs), jax.tree.leaves(inputs)[0].shape[0]
+        n, (x, labels) = examples(batch[0]), preprocessed(self.preprocess, *map(shape_of, batch))
         for k, (module, compute, variables) in enumerate(self.followed, 1):
-            fact = f"stage k={k} ({type(module).__name__}) cannot take {describe(x)}, of a batch of {n}."
+            fact = f"stage k={k} ({name_of(module)}) cannot take {describe(x)}, of a batch of {n}."
             way_out = "Leave that batch out, or fill it up, with weights of 0 (fdg_jax.Weighted)."
             state = split_variables(variables)
             _, x, _ = trace_or_refuse(fact, trace_forward, module, compute, *state, x, way_out=way_out)
-        check_loss(self.loss, x, labels)
+        check_loss(self.loss, x, labels, self.loss_draws)
 
     def check_sown(self, compute: Sequence[ComputeOptions]) -> None:
         """Raises BadInput if a stage below K sows losses, which would count once for every micro-batch."""
@@ -207,15 +239,16 @@ class Configuration:
             parts = f"{M} micro-batches"
         elif self.plan.stage_options.get("batch_norm") == "local" and self.K > 1:
             parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
-        if parts:
+        if parts and not self.loss_draws:  # a loss that draws differs from itself
             cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
-            way_out = f"Return the mean over the examples (of fdg_jax.Weighted: labels.mean), or {other}."
+            weighted = "by the weights if one part of the labels is fdg_jax.Weighted: its mean(values)"
+            way_out = f"Return the mean over the examples ({weighted}), or {other}."
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
         """Cuts the blocks into stages, now that shapes are known. Returns the given variables, or else initial ones of
         the whole network, which do not depend on the cut."""
-        x = stage_1_inputs(self.preprocess, shape_of(example[0]))
+        x, _ = preprocessed(self.preprocess, *map(shape_of, example))
         self.stages = split.stages(self.blocks, cut(self.asked_cut, self.K, self.blocks, x, self.places))
         if variables is not None:
             return variables
@@ -242,6 +275,7 @@ class Configuration:
             "micro-batches": schedule.micro_batches,
             "guard": self.guard,
             "gradient norms": self.norms,
+            "ema": self.ema,
             "remat": [compute.remat for compute in self.compute],
             "correct": ",".join(plan.corrected_by) or "none",
             **asked,

@@ -10,10 +10,10 @@ from fdg_jax.checks.arguments import is_optimizer
 from fdg_jax.corrections.interface import Correction, CorrectionSpec
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import said
-from fdg_jax.stage.own_modules import first_update
-from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.tracing import trace_or_refuse
+from fdg_jax.stages.own_modules import first_update
+from fdg_jax.stages.shapes import describe
+from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.tracing import trace_or_refuse
 
 Tree = Any
 WAY_OUT = "fdg_jax.corrections.interface.Correction says what each function takes and returns."

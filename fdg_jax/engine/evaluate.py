@@ -10,17 +10,18 @@ from flax.errors import FlaxError
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.functions import loss_of, metrics_of
-from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.weighted import Weighted, without_weights
+from fdg_jax.stages.functions import LOSS, loss_of, metrics_of, stream_key
+from fdg_jax.stages.shapes import describe, examples
+from fdg_jax.stages.weighted import batch_weights, without_weights
 
 
 class Evaluation(NamedTuple):
     """The result of an evaluation.
 
-    loss: the mean over examples, each counted with its weight where labels are `fdg_jax.Weighted`.
+    loss: the mean over examples, each counted with its weight where one part of the labels is `fdg_jax.Weighted`. (If
+        several are, each batch counts by its examples.)
     error_percent: the top-1 error over all labels, weighted likewise; None if the outputs are not class scores.
-    images: number of examples, of images or of anything else (the length of the labels), whatever their weights.
+    images: number of examples, of images or of anything else (the length of the inputs), whatever their weights.
     metrics: what the loss function returned beside the loss, {name: number}, averaged as the loss is.
     """
 
@@ -46,17 +47,19 @@ class Tally(NamedTuple):
     labels: jax.Array
 
 
-def tally(report: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Tally:
-    """The results of one batch. report: the user's loss. It can be traced."""
-    result, truth = report(outputs, labels), without_weights(labels)
+def tally(report: Callable[..., Any], outputs: Any, labels: Any, key: Any = None) -> Tally:
+    """The results of one batch. report: the user's loss. key: of stage K, if the loss takes one. It can be traced."""
+    keys = () if key is None else (stream_key(key, LOSS),)
+    result, truth = report(outputs, labels, *keys), without_weights(labels)
     arrays = isinstance(outputs, jax.Array) and isinstance(truth, jax.Array)
     scores = arrays and outputs.ndim == truth.ndim + 1 and jnp.issubdtype(truth.dtype, jnp.integer)
     # A single score, such as one logit or a regression, chooses no class.
     wrong = jnp.argmax(outputs, -1) != truth if scores and outputs.shape[-1] > 1 else None
-    first = jax.tree.leaves(labels)[0]
+    first = jax.tree.leaves((labels, outputs))[0]  # there may be no labels
     weight, counted = jnp.float32(len(first)), jnp.float32(first.size)
-    if isinstance(labels, Weighted):
-        weight = jnp.sum(labels.weights.astype(jnp.float32))
+    weights = batch_weights(labels)
+    if weights is not None:
+        weight = jnp.sum(weights.astype(jnp.float32))
         if wrong is not None:
             weights = labels.spread(truth.shape)
             wrong, counted = weights * wrong, jnp.sum(weights)
@@ -83,7 +86,7 @@ def evaluate(
         BadInput: there are no batches, or one does not fit the network, or all weights are 0.
     """
     results: list[Tally] = []
-    examples = 0
+    counted = 0
     for number, (inputs, labels) in enumerate(batches, 1):
         if unfinished:
             unfinished.begin("E", 0, number, number)
@@ -92,10 +95,10 @@ def evaluate(
             results.append(run(inputs, labels))
         if unfinished:
             unfinished.end(results[-1].loss)
-        examples += len(jax.tree.leaves(labels)[0])
+        counted += examples((labels, inputs))
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
-    return averaged(jax.device_get(results), examples)
+    return averaged(jax.device_get(results), counted)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The engine of the host loop: K stages on K devices or, on a CPU, one device that stands in for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,8 +30,10 @@ from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperation
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
-from fdg_jax.stage.functions import loss_of, metrics_of
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import loss_of, metrics_of
+from fdg_jax.stages.one_program import OneProgramStage
+from fdg_jax.stages.shapes import examples
+from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import all_here
 
 Tree = Any
@@ -48,9 +50,9 @@ class HostEngine(Engine):
     def __init__(self, problem: Problem):
         super().__init__(problem)
         schedule, self.transport = problem.schedule, transport(problem)
-        local = self.transport.places
+        local, kind = self.transport.places, OneProgramStage if in_one_program(problem) else problem.stage
         self.stages = {
-            spec.k: problem.stage(
+            spec.k: kind(
                 spec,
                 place,
                 # If nothing is late and no correction changes them, the newest weights are those of the forward pass.
@@ -65,6 +67,10 @@ class HostEngine(Engine):
         # The places of stage 1 and stage K; None if the stage is in another process.
         self.first, self.last = local.get(1), local.get(schedule.K)
         self.alone = len(local) == schedule.K  # whether no stage is in another process
+        # Where this process makes labels; None if it needs none. Every process needs the shares of micro-batches.
+        takers = {address.k for address in schedule.messages.enters(1) if address.what == "labels"}
+        needed = schedule.micro_batches > 1 or not takers.isdisjoint(self.stages)
+        self.labels_made = self.transport.here if needed else None
         self.losses = self.no_losses()
         self.loop = HostLoop(schedule, self.stages, self.transport.send, self.on_loss)
         self._before_drain = 0  # batches that entered before the pipeline was last empty
@@ -98,25 +104,42 @@ class HostEngine(Engine):
             self.losses.add(self._before_drain + batch, results)
 
     def train_batch(self, inputs: Tree, labels: Tree) -> None:
-        for part, size in enumerate(self._micro_batches.sizes(labels), self.loop.t * self._micro_batches.M + 1):
+        self.enter(inputs, labels, examples(inputs))
+
+    def enter(self, inputs: Tree, labels: Tree, n: int) -> None:
+        """Enters one batch of n examples. inputs: None if this process makes nothing of them."""
+        for part, size in enumerate(self._micro_batches.sizes(n), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
-        parts = self._micro_batches.enter(self.stage_1_inputs(inputs, self.entered), labels)
+        x = self.stage_1_inputs(inputs, labels, self.entered)
+        parts = self._micro_batches.enter(x, self.loss_labels(inputs, labels, self.entered), n)
         self.within_tick = True
         self.entered += 1
         self.loop.feed(parts)
         self.within_tick = False
 
-    def stage_1_inputs(self, inputs: Tree, step: int) -> Tree:
+    def stage_1_inputs(self, inputs: Tree, labels: Tree, step: int) -> Tree:
         """The inputs of stage 1, on its device; None if it is in another process. step: number of earlier batches."""
-        if self.first is None:
+        here = self.first
+        if here is None:
             return None
-        x = self.first.put_batch(inputs)
-        return self._preprocess(x, self.first.put_weights(np.int32(step))) if self._preprocess else x
+        x = here.put_batch(inputs)
+        if self._make_inputs is None:
+            return x
+        labels = here.put_batch(labels) if self._make_labels else None
+        return self._make_inputs(x, labels, here.put_weights(np.int32(step)))
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+    def loss_labels(self, inputs: Tree, labels: Tree, step: int) -> Tree:
+        """The labels that enter, as preprocess makes them, if this process needs them. step: as above."""
+        here = self.labels_made
+        if here is None or self._make_labels is None:
+            return labels
+        return self._make_labels(here.put_batch(inputs), here.put_batch(labels), here.put_weights(np.int32(step)))
+
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
+        # A process that makes nothing of inputs does not read them from a disk.
+        reads = self.first or (self._make_labels and self.labels_made)
         for row in indices:
-            # A process without stage 1 needs no inputs, so it does not read them from a disk.
-            self.train_batch(images[row] if self.first else None, labels[row])
+            self.enter(images[row] if reads else None, None if labels is None else labels[row], len(row))
 
     def drain(self) -> None:
         self.within_tick = True
@@ -130,8 +153,21 @@ class HostEngine(Engine):
         under_way = [(stage.state, stage.sum, list(stage.line)) for stage in self.stages.values()]
         jax.block_until_ready((under_way, list(self.loop.mail.values())))
 
-    def stage_variables(self) -> list[dict[str, Tree]]:
-        return self.of_all_stages(lambda stage: stage.variables())
+    def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
+        return self.of_all_stages(lambda stage: (stage.averaged() if ema else stage).variables())
+
+    def optimizer_states(self) -> list[Tree]:
+        return [self.stages[k].optimizer_state() if k in self.stages else None for k in self._numbers]
+
+    def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
+        changed, refusal = {}, None
+        try:
+            changed = {k: self.stages[k].with_hyperparameters(values) for k in stages if k in self.stages}
+        except BadInput as error:
+            refusal = error
+        self.transport.agree(refusal)
+        for k, state in changed.items():
+            self.stages[k].state = state
 
     def auxiliary(self) -> list[Tree]:
         return self.of_all_stages(lambda stage: stage.auxiliary())
@@ -164,17 +200,29 @@ class HostEngine(Engine):
     def from_last(self, value: Tree, like: Tree) -> Tree:
         return self.transport.tell(self.problem.schedule.K, value, like)
 
-    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
+    def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> Mapping[int, Stage]:
+        if variables is None:
+            return self.stages
+        return {k: stage.holding(variables[k - 1]) for k, stage in self.stages.items()}
+
+    def outputs(
+        self,
+        held: Mapping[int, Stage],
+        inputs: Tree,
+        n: int,
+        transform: Callable[[Tree], Tree] | None,
+        keys: Sequence[Any],
+    ) -> Tree:
         self.transport.enter(0, n)
         x = self.transformed(self.first.put_batch(inputs), transform) if self.first else None
         for k in range(1, self.problem.schedule.K + 1):
             x = x if k == 1 else self.transport.send(Address("x", k, 0), x, Op("F", k - 1, 0))
-            x = self.stages[k].outputs(x) if k in self.stages else None
+            x = held[k].outputs(x, keys[k - 1]) if k in held else None
         return x
 
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
-        self.transport.enter(0, len(jax.tree.leaves(labels)[0]))
-        x = self.stage_1_inputs(inputs, step)
+        self.transport.enter(0, examples(inputs))
+        x, labels = self.stage_1_inputs(inputs, labels, step), self.loss_labels(inputs, labels, step)
         for k in range(1, self.problem.schedule.K + 1):
             number, stage = 0, self.stages.get(k)
             if k > 1:
@@ -239,6 +287,13 @@ class HostEngine(Engine):
         return stages, mail, t, entered
 
 
+def in_one_program(problem: Problem) -> bool:
+    """Whether the stage computes a batch in one program: it is alone, on an accelerator, and every batch updates it."""
+    schedule, place = problem.schedule, problem.places[0]
+    plain = problem.stage is Stage and schedule.accumulate == 1 and not any(problem.waits)
+    return schedule.K == 1 and plain and place.device.platform != "cpu"
+
+
 def delay_line_engine(problem: Problem) -> Engine:
     """Makes the engine that trains on one device: BP with a delay line for each stage's gradients.
 
@@ -249,7 +304,7 @@ def delay_line_engine(problem: Problem) -> Engine:
     Arguments:
         problem: what to train, with the schedule of the pipeline.
 
-    Returns: the engine. fdg_jax.stage.delay_line says why this is the same training.
+    Returns: the engine. fdg_jax.stages.delay_line says why this is the same training.
     """
     place, K = problem.places[0], problem.schedule.K
     if not all_here(problem.places):

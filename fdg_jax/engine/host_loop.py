@@ -54,8 +54,8 @@ class HostLoop:
         """Sends a message, or reports a loss."""
         if address.what == "loss":
             self.on_loss(address.batch, message)
-        elif (message := self.send(address, message, sender)) is not None:
-            self.mail[address] = message
+        elif (copy := self.send(address, message, sender)) is not None or address.k in self.stages:
+            self.mail[address] = copy
 
     def take(self, address, t: int):
         """Takes a message out of the mail. Raises AssertionError if there is none."""

@@ -1,7 +1,8 @@
 """The interface of engines, and the training problem that an engine gets."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +14,12 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
-from fdg_jax.stage.functions import Spec, StageState
-from fdg_jax.stage.nonfinite import all_finite
-from fdg_jax.stage.shapes import describe, with_examples
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.around import name_of
+from fdg_jax.stages.functions import Spec, StageState, raw_key
+from fdg_jax.stages.nonfinite import all_finite
+from fdg_jax.stages.preprocessing import Preprocess
+from fdg_jax.stages.shapes import describe, examples, shape_of, with_examples
+from fdg_jax.stages.stage import Stage
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -29,7 +32,7 @@ class Problem(NamedTuple):
     schedule: the method's, for K stages.
     stage: the class of the method's stages.
     specs: of the stages k = 1..K.
-    preprocess: (inputs, step) -> what stage 1 takes, traced; None if stage 1 takes the inputs themselves.
+    preprocess: what is done to a batch first; None for nothing.
     places: where each stage is.
     waits: for each stage, the backward passes by which it puts off gradients; 0 if the schedule itself delays them.
     weights: "stashed" or "current".
@@ -40,7 +43,7 @@ class Problem(NamedTuple):
     schedule: Schedule
     stage: type[Stage]
     specs: Sequence[Spec]
-    preprocess: Callable[[Tree, jax.Array], Tree] | None
+    preprocess: Preprocess | None
     places: Sequence[Place]
     waits: Sequence[int]
     weights: str
@@ -134,7 +137,9 @@ class Engine:
         self.entered = 0
         self.within_tick = False
         self.unfinished: UnfinishedOperations | None = None
-        self._preprocess = programs.jit(problem.preprocess) if problem.preprocess else None
+        made = problem.preprocess
+        self._make_inputs = programs.jit(made.inputs) if made else None
+        self._make_labels = programs.jit(made.labels) if made and made.labels else None
         self._tally = programs.jit(partial(tally, specs[-1].report))
         self._transform: tuple[Any, Any] = (None, None)  # the newest transform and its program
 
@@ -146,7 +151,7 @@ class Engine:
         """Enters one batch. Dispatches and does not wait."""
         raise NotImplementedError
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
         raise NotImplementedError
 
@@ -162,30 +167,67 @@ class Engine:
         """From now on, notes every operation until it is finished."""
         raise NotImplementedError
 
-    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process."""
+    def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> Any:
+        """What `outputs` evaluates: the stages as they are, or with these Flax variables, one dictionary for each."""
         raise NotImplementedError
+
+    def outputs(
+        self, held: Any, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]
+    ) -> Tree:
+        """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process.
+
+        held: what `holding` gave. keys: for each stage a random key, or None if nobody has given any.
+        """
+        raise NotImplementedError
+
+    def keys_of(self, call: str, key: Any, with_loss: bool) -> Callable[[int], list[Any]]:
+        """The function n -> the random keys of the stages for batch n of an evaluation, from 1: stage k has
+        fold_in(fold_in(key, n), k). Raises BadInput if there is no key, and a module draws, or the loss.
+
+        call: for the message. with_loss: whether the loss is computed.
+        """
+        specs = self.problem.specs
+        who = [f"stage k={spec.k} ({name_of(spec.module)})" for spec in specs if spec.compute.draws]
+        who += ["the loss"] if with_loss and specs[-1].compute.loss_draws else []
+        if not who:
+            return lambda n: [None for _ in specs]
+        if key is None:
+            fact = f"{who[0]} draws random numbers in evaluation, too: give {call} key=jax.random.key(0)"
+            raise BadInput(f"{fact}, or let it draw nothing there (where `train` is False).")
+        return lambda n: [raw_key(jax.random.fold_in(jax.random.fold_in(key, n), spec.k)) for spec in specs]
 
     def from_last(self, value: Tree, like: Tree) -> Tree:
         """A value of stage K, with the shapes and dtypes of `like`, in every process."""
         return value
 
-    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
-        """Loss and error with the newest weights. transform: maps inputs to those of stage 1; or None."""
+    def evaluate(
+        self, held: Any, batches: Iterable, transform: Callable[[Tree], Tree] | None, key: Any = None
+    ) -> Evaluation:
+        """Loss and error of what `holding` gave. transform: maps inputs to those of stage 1; or None. key: a random
+        key, if something is to be drawn."""
+        specs, numbers = self.problem.specs, count(1)
+        keys, loss_draws = self.keys_of("evaluate", key, with_loss=True), specs[-1].compute.loss_draws
 
         def run(inputs: Tree, labels: Tree) -> Tally:
-            outputs = self.outputs(inputs, len(jax.tree.leaves(labels)[0]), transform)
-            return self.from_last(self._tally(outputs, self.last.put_batch(labels)) if self.last else None, shapes)
+            drawn: list[Any] = keys(next(numbers))
+            found: Any = None
+            outputs = self.outputs(held, inputs, examples(inputs), transform, drawn)
+            of_loss = drawn[-1] if loss_draws else None
+            if self.last:
+                found = self._tally(outputs, self.last.put_batch(labels), self.last.put_weights(of_loss))
+            if self.alone:
+                return found
+            like = with_examples(specs[-1].outputs, examples(inputs)), shape_of(labels), of_loss
+            return self.from_last(found, self._tally.eval_shape(*like))
 
-        specs = self.problem.specs
-        shapes = jax.eval_shape(partial(tally, specs[-1].report), specs[-1].outputs, specs[-1].labels)
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
 
-    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """The outputs of stage K with the newest weights, in every process. Dispatches and does not wait."""
-        n, specs = len(jax.tree.leaves(inputs)[0]), self.problem.specs
+    def predict(self, held: Any, inputs: Tree, transform: Callable[[Tree], Tree] | None, key: Any = None) -> Tree:
+        """The outputs of what `holding` gave, in every process. Dispatches and does not wait. key: a random key, if
+        something is to be drawn; that of an evaluation's first batch."""
+        n, specs, keys = examples(inputs), self.problem.specs, self.keys_of("predict", key, with_loss=False)(1)
         with fitting("predict", f"inputs {describe(inputs)}", f"stage 1 takes {describe(specs[0].x)}"):
-            return self.from_last(self.outputs(inputs, n, transform), with_examples(specs[-1].outputs, n))
+            return self.from_last(self.outputs(held, inputs, n, transform, keys), with_examples(specs[-1].outputs, n))
 
     def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """Applies the transform of an evaluation to inputs on their device."""
@@ -211,8 +253,17 @@ class Engine:
         or engine. Then nothing has changed in any process, since everything new is made first."""
         raise NotImplementedError
 
-    def stage_variables(self) -> list[dict[str, Tree]]:
-        """For each stage, the network's Flax variables."""
+    def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
+        """For each stage, the network's Flax variables; with `ema`, the average of the weights."""
+        raise NotImplementedError
+
+    def optimizer_states(self) -> list[Tree]:
+        """For each stage, the state of the user's optimizer; None for a stage in another process."""
+        raise NotImplementedError
+
+    def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
+        """Sets injected hyperparameters in the optimizers of these stages k. Raises BadInput if one cannot have them;
+        then nothing has changed in any process."""
         raise NotImplementedError
 
     def auxiliary(self) -> list[Tree]:

@@ -2,7 +2,7 @@
 
 How many things a stage holds comes from running its schedule on integers; how large they are comes from shapes. Only
 the forward pass is traced, and training uses this trace again. Stage k < K of FDG holds, for stashed and current
-weights alike (a stash refers to its old weights in both cases, see fdg_jax.stage.stage):
+weights alike (a stash refers to its old weights in both cases, see fdg_jax.stages.stage):
 
     weights + optimizer + statistics + 2(K-k) stashes + the weights of as many updates as lie between + messages
 
@@ -22,10 +22,10 @@ from fdg_jax.engine.interface import Engine
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.transports import message_shapes
 from fdg_jax.schedule import Address, Op
-from fdg_jax.stage.functions import Spec
-from fdg_jax.stage.shapes import with_examples
-from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.weighted import bounds
+from fdg_jax.stages.functions import Spec
+from fdg_jax.stages.shapes import examples, with_examples
+from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.weighted import bounds
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -224,11 +224,6 @@ def micro_batch_specs(specs: Sequence[Spec], M: int) -> list[Spec]:
     """The specs of the stages for the largest of a batch's M micro-batches."""
     if M == 1:
         return list(specs)
-    part = bounds(batch_size(specs[0].labels), M)[1]
+    part = bounds(examples(specs[0].x), M)[1]
     names = ("x", "y", "outputs", "labels")
     return [s._replace(**{name: with_examples(getattr(s, name), part) for name in names}) for s in specs]
-
-
-def batch_size(tree: Tree) -> int:
-    """The length of the first axis."""
-    return jax.tree.leaves(tree)[0].shape[0]

@@ -15,7 +15,7 @@ import numpy as np
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.stage.weighted import Weighted, bounds, cut, weighted_sum
+from fdg_jax.stages.weighted import batch_weights, bounds, cut, weighted_sum
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -39,29 +39,30 @@ class MicroBatches:
         self._shares: Any = None
         self._losses: list[Tree] = []
 
-    def sizes(self, labels: Tree) -> list[int]:
-        """How many examples each part of a batch has. Raises BadInput if the batch has fewer examples than M."""
-        n = len(jax.tree.leaves(labels)[0])
+    def sizes(self, n: int) -> list[int]:
+        """How many examples each part of a batch of n has. Raises BadInput if n is less than M."""
         if n < self.M:
             fact = f"a batch of {n} cannot be cut into {self.M} micro-batches"
             raise BadInput(f"{fact}. Use fewer of them or larger batches.")
         return [end - start for start, end in pairwise(bounds(n, self.M))]
 
-    def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
+    def enter(self, x: Tree, labels: Tree, n: int) -> list[dict[str, Tree]]:
         """Splits a batch into the parts that enter the pipeline.
 
         Arguments:
             x: the inputs, on stage 1's device; None if that is in another process.
             labels: the labels.
+            n: the number of examples.
 
         Returns: {"x": ..., "labels": ..., "dy": the part's share} for each part.
         """
         if self.M == 1:
             return [{"x": x, "labels": labels}]
-        sizes = np.array(self.sizes(labels))
+        sizes = np.array(self.sizes(n))
         shares = (sizes / sizes.sum()).astype(self.dtype)
-        if isinstance(labels, Weighted):
-            shares = self._by_weight(self.told.put_weights(labels.weights))
+        weights = batch_weights(labels)
+        if weights is not None:
+            shares = self._by_weight(self.told.put_weights(weights))
         self._shares = self.told.put_weights(shares)
         labels = self.last.put_batch(labels) if self.last else None
         parts = zip(self._cut(x), self._cut(labels), shares, strict=True)

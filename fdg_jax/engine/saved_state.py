@@ -8,7 +8,7 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.state import number
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.in_flight import InFlight
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.stage import Stage
 
 
 def of_stage(name: str) -> int | None:

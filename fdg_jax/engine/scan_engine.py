@@ -1,6 +1,6 @@
 """Delay lines on one accelerator: the data stay on the device, and one dispatch trains many batches."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,16 +15,16 @@ from fdg_jax.engine.interface import SCAN, WHAT, Engine, Nonfinite, Problem, che
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
-from fdg_jax.stage import delay_line
-from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
-from fdg_jax.stage.nonfinite import guard_statistics
-from fdg_jax.stage.update import UpdateRule, evaluated, first_refused, newest_norm
+from fdg_jax.stages import delay_line, hyperparameters
+from fdg_jax.stages.functions import flax_variables, loss_of, make_stage_functions, metrics_of, split_variables
+from fdg_jax.stages.nonfinite import guard_statistics
+from fdg_jax.stages.update import UpdateRule, average, evaluated, first_refused, newest_norm
 
 Tree = Any
 
 
 class ScanEngine(Engine):
-    """BP with a delay line for each stage's gradients (fdg_jax.stage.delay_line), under `lax.scan`.
+    """BP with a delay line for each stage's gradients (fdg_jax.stages.delay_line), under `lax.scan`.
 
     run: the state of the run.
     one: one step, (run, inputs, labels) -> (run, (report, first refused updates or None, norms of gradients)).
@@ -38,28 +38,38 @@ class ScanEngine(Engine):
         guard = problem.specs[0].guard
         self.functions = [f._replace(forward=guard_statistics(f.forward)) if guard else f for f in made]
         functions, schedule = self.functions, problem.schedule
-        rules = [UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms) for spec in problem.specs]
+        rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
         lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
         self.run = jax.device_put(delay_line.start(states, lines), self.device)
         self.run = jax.tree.map(jnp.copy, self.run)  # the arrays are donated, so they must not be the caller's
         self._resident: tuple[Any, Any, Tree] | None = None
-        self._outputs = programs.jit(self.evaluated)
+        self._evaluated = programs.jit(evaluated)
+        self._outputs = programs.jit(self.whole)
 
         def one(run, inputs, labels):
-            x = problem.preprocess(inputs, run.entered) if problem.preprocess else inputs
+            x, labels = self.preprocessed(inputs, labels, run.entered)
             report, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)
             return run, (report, jnp.stack(refused) if refused else None, norms(run))
 
         def window(run, images, labels, indices):
-            return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
+            def of_row(run, row):
+                return one(run, *jax.tree.map(lambda array: array[row], (images, labels)))
+
+            return jax.lax.scan(of_row, run, indices)
 
         self.one = one
         self._step = programs.jit(one, donate_argnums=0)
         self._window = programs.jit(window, donate_argnums=0)
         self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0)
+
+    def preprocessed(self, inputs: Tree, labels: Tree, step: Any) -> tuple[Tree, Tree]:
+        """(inputs of stage 1, labels of the loss) of a batch. It can be traced. step: number of earlier batches."""
+        batch = inputs, labels, step
+        x = self._make_inputs(*batch) if self._make_inputs else inputs
+        return x, self._make_labels(*batch) if self._make_labels else labels
 
     def watch(self) -> UnfinishedOperations:
         self.unfinished = UnfinishedOperations()
@@ -77,7 +87,7 @@ class ScanEngine(Engine):
             self.run, told = self._step(self.run, *arrays)
             self.advance(1, *told)
 
-    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+    def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         if not len(indices):
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
@@ -115,10 +125,22 @@ class ScanEngine(Engine):
     def wait(self) -> None:
         jax.block_until_ready(self.run)
 
-    def stage_variables(self) -> list[dict[str, Tree]]:
-        pairs = [(evaluated(s.params, s.opt_state), s.extra) for s in self.run.stages]
+    def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
+        weights = average if ema else evaluated
+        pairs = [(weights(s.params, s.opt_state), s.extra) for s in self.run.stages]
         copies = jax.tree.map(jnp.copy, pairs)  # the next window donates these
         return [flax_variables(params, extra) for params, extra in copies]
+
+    def optimizer_states(self) -> list[Tree]:
+        return [hyperparameters.of_user(jax.tree.map(jnp.copy, s.opt_state)) for s in self.run.stages]
+
+    def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
+        changed = list(self.run.stages)
+        for k in stages:
+            state = changed[k - 1]
+            opt_state = jax.device_put(hyperparameters.with_values(state.opt_state, values, k), self.device)
+            changed[k - 1] = state._replace(opt_state=opt_state)
+        self.run = self.run._replace(stages=tuple(changed))
 
     def auxiliary(self) -> list[Tree]:
         return [() for _ in self.run.stages]
@@ -135,19 +157,27 @@ class ScanEngine(Engine):
     def updates(self) -> list[int]:
         return [int(value) for value in jax.device_get(self.run.updates)]
 
-    def evaluated(self, stages: Any, x: Tree) -> Tree:
+    def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> list[tuple[Tree, Tree]]:
+        if variables is None:
+            return [(self._evaluated(s.params, s.opt_state), s.extra) for s in self.run.stages]
+        given = jax.device_put([split_variables(each) for each in variables], self.device)
+        return [(params, {**s.extra, **extra}) for (params, extra), s in zip(given, self.run.stages, strict=True)]
+
+    def whole(self, held: Any, x: Tree, keys: Sequence[Any]) -> Tree:
         """The outputs of the whole network in evaluation mode. It can be traced."""
-        for f, s in zip(self.functions, stages, strict=True):
-            x = f.outputs(evaluated(s.params, s.opt_state), s.extra, x)
+        for f, (params, extra), key in zip(self.functions, held, keys, strict=True):
+            x = f.outputs(params, extra, x, key)
         return x
 
-    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
+    def outputs(
+        self, held: Any, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]
+    ) -> Tree:
         x = self.transformed(jax.device_put(inputs, self.device), transform)
-        return self._outputs(self.run.stages, x)
+        return self._outputs(held, x, jax.device_put(keys, self.device))
 
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
-        x, labels = jax.device_put((inputs, labels), self.device)
-        x = self._preprocess(x, np.int32(step)) if self._preprocess else x
+        inputs, labels = jax.device_put((inputs, labels), self.device)
+        x, labels = self.preprocessed(inputs, labels, np.int32(step))
         for k, (functions, state) in enumerate(zip(self.functions, self.run.stages, strict=True), 1):
             number, x = look(programs.jit(functions.forward), state, self.problem.places[0], x, labels)
             if number:

@@ -6,8 +6,8 @@ from typing import Any
 from fdg_jax.arrays import cotangent
 from fdg_jax.engine.interface import Problem
 from fdg_jax.schedule import Address, Op
-from fdg_jax.stage.functions import Spec
-from fdg_jax.stage.shapes import with_examples
+from fdg_jax.stages.functions import Spec
+from fdg_jax.stages.shapes import with_examples
 from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import all_here
 from fdg_jax.transport.in_process import InProcess

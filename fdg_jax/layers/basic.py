@@ -1,7 +1,7 @@
 """The layers that the convolutional families share, in one place, so that a faster layer helps all of them.
 
 All take [batch, height, width, channel] in float32 or, with kernels of the same dtype, in bfloat16, and return that
-dtype. Sums over a batch or a feature map are float32 (fdg_jax.stage.precision says what is cast where). Convolutions
+dtype. Sums over a batch or a feature map are float32 (fdg_jax.stages.precision says what is cast where). Convolutions
 (fdg_jax.layers.convolution) have no bias unless a model asks for one: a batch norm follows them. Nothing is computed at
 import.
 

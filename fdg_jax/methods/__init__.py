@@ -2,7 +2,7 @@
 
 `METHOD` in `methods/<name>.py` defines it; nothing needs to be registered. Its own options are fields of a class
 `Options` in the same file (fdg_jax.options.fields). If its stages have to remember or compute anything else, the file
-also has a subclass of `fdg_jax.stage.stage.Stage`. This module and the files of FDG and BP import no JAX, so that a
+also has a subclass of `fdg_jax.stages.stage.Stage`. This module and the files of FDG and BP import no JAX, so that a
 schedule can be drawn at once.
 """
 

@@ -123,7 +123,7 @@ def parameters(name: str, K: int, model: str) -> tuple[int, int]:
 
 def trains_more(name: str) -> bool:
     """Whether a method's stages train parameters beside the network's; if not, its pipeline need not be built."""
-    from fdg_jax.stage.stage import Stage
+    from fdg_jax.stages.stage import Stage
 
     return (methods.find(name).stage or Stage).auxiliary is not Stage.auxiliary
 

@@ -26,7 +26,7 @@ from jax import lax
 
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.weighted import without_weights
+from fdg_jax.stages.weighted import without_weights
 
 # How many numbers enter a linear classifier: 2 x 2 x 32 for ResNet-20's maps in the middle. Nokland and Eidnes use
 # 2048, with Adam. With 2048, SGD at the paper's rate of 0.1 diverges (docs/log.md, 2026-11-21).

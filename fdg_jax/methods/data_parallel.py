@@ -33,9 +33,10 @@ from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
-from fdg_jax.stage.functions import Functions, Spec, raw_key
-from fdg_jax.stage.stage import Stage
-from fdg_jax.stage.weighted import cut, weighted_sum
+from fdg_jax.stages.functions import Functions, Spec, raw_key, split_variables
+from fdg_jax.stages.shapes import examples
+from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.weighted import cut, weighted_sum
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -112,9 +113,9 @@ class ReplicatedStage(Stage):
         self.wait_on_cpu(messages)
         return super().run(kind, batch, messages)
 
-    def outputs(self, x: Tree) -> Tree:
+    def outputs(self, x: Tree, key: Any = None) -> Tree:
         self.wait_on_cpu(x)
-        return super().outputs(x)
+        return super().outputs(x, key)
 
     def wait_on_cpu(self, arrays: Tree) -> None:
         """On a CPU, waits for the arrays that the next operation uses, so that few programs are under way.
@@ -142,6 +143,14 @@ class ReplicatedStage(Stage):
             return variables
         params = variables.pop("params")
         return {"params": params, **self._first(variables)}
+
+    def holding(self, variables):
+        if self.local:
+            params, extra = split_variables(variables)
+            variables = {"params": params, **replicate(extra, self.spec.K, self.spec.key)}
+        other = super().holding(variables)
+        other.spread_extra()
+        return other
 
 
 def first_replica(tree: Tree) -> Tree:
@@ -203,13 +212,8 @@ def by_replica(functions: Functions, K: int, mesh: Mesh, loss_dtype: Any) -> Fun
     return functions._replace(
         forward=forward,
         backward=backward,
-        outputs=lambda params, extra, x: functions.outputs(params, first_replica(extra), x),
+        outputs=lambda params, extra, x, key: functions.outputs(params, first_replica(extra), x, key),
     )
-
-
-def examples(tree: Tree) -> int:
-    """The number of examples in a batch."""
-    return len(jax.tree.leaves(tree)[0])
 
 
 def in_unequal_parts(functions: Functions, K: int, loss_dtype: Any) -> Functions:

@@ -18,8 +18,8 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Address, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import LOSS_KEY, LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
+from fdg_jax.stages.stage import Stage
 
 
 def dfa(K: int) -> Schedule:
@@ -56,6 +56,7 @@ class DirectFeedbackStage(Stage):
     """
 
     cotangent_down = False
+    fixed_lengths = True
 
     def make(self, spec: Spec):
         """The stage's functions, and a fixed projection of the output error; stage K sends that error."""
@@ -95,9 +96,9 @@ def with_error(spec: Spec):
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
-        sown = changed.pop(LOSSES, None)
-        error = jax.grad(lambda y: jnp.sum(loss(y, labels)))(jax.lax.stop_gradient(y))
-        report = report_of(y, labels)
+        sown, key = changed.pop(LOSSES, None), changed.pop(LOSS_KEY, ())
+        error = jax.grad(lambda y: jnp.sum(loss(y, labels, *key)))(jax.lax.stop_gradient(y))
+        report = report_of(y, labels, *key)
         return add_sown(loss_of(report), sown), ({"loss": report, "dy": error}, changed)
 
     return make_functions(objective, make_outputs(apply, spec.compute), spec.value.dtype, spec.compute)

@@ -21,7 +21,8 @@ from fdg_jax.methods._auxiliary import HEADS, local_loss
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import (
+from fdg_jax.stages.functions import (
+    LOSS_KEY,
     LOSSES,
     Spec,
     StageState,
@@ -32,8 +33,8 @@ from fdg_jax.stage.functions import (
     make_outputs,
     split_variables,
 )
-from fdg_jax.stage.shapes import zeros
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.shapes import zeros
+from fdg_jax.stages.stage import Stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,7 @@ class LocalLossStage(Stage):
     """
 
     cotangent_down = False
+    fixed_lengths = True
     local_loss = True
 
     def make(self, spec: Spec):
@@ -90,14 +92,14 @@ class LocalLossStage(Stage):
 
         def objective(params, extra, x, labels):
             y, changed = apply(params[0], network(extra), x, train=True)
-            sown = changed.pop(LOSSES, None)
+            sown, key = changed.pop(LOSSES, None), changed.pop(LOSS_KEY, ())
             variables = {"params": params[1], **extra["auxiliary"]}
             outputs, moved = aux.apply(variables, y, True, mutable=list(extra["auxiliary"]))
-            value = add_sown(local_loss(loss, outputs, labels).astype(dtype), sown)
+            value = add_sown(local_loss(lambda *batch: loss(*batch, *key), outputs, labels).astype(dtype), sown)
             return value, ({"x": y}, {**changed, "auxiliary": dict(moved)})
 
-        def outputs(params, extra, x):
-            return of_network(params[0], network(extra), x)
+        def outputs(params, extra, x, key):
+            return of_network(params[0], network(extra), x, key)
 
         params, extra = split_variables(spec.variables)
         aux_params, aux_extra = split_variables(programs.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
@@ -112,6 +114,10 @@ class LocalLossStage(Stage):
         params, extra, _ = self.layout
         pair = params.unpack_now(self.evaluated_params())
         return flax_variables(pair[0], network(extra.unpack_now(self.state.extra)))
+
+    def own_trees(self, variables):
+        params, extra = super().own_trees(variables)
+        return (params if self.spec.last else (params, self.auxiliary())), extra
 
     def auxiliary(self):
         return () if self.spec.last else self.layout.params.unpack_now(self.state.params)[1]

@@ -32,10 +32,10 @@ from fdg_jax.methods._auxiliary import Synthesizer
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import Spec, split_variables
-from fdg_jax.stage.nonfinite import all_finite, select
-from fdg_jax.stage.shapes import zeros
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import Spec, split_variables
+from fdg_jax.stages.nonfinite import all_finite, select
+from fdg_jax.stages.shapes import zeros
+from fdg_jax.stages.stage import Stage
 
 LEARNING_RATE = 3e-5  # of the synthesizers' Adam, in DNI's paper
 
@@ -111,6 +111,7 @@ class Guess(NamedTuple):
 class SyntheticGradientStage(Stage):
     """A stage with a synthesizer in `own`. Stage K is an ordinary stage."""
 
+    fixed_lengths = True
     keeps: Mapping[str, str] = {"memo": "B", "asked": "S"}
 
     def make(self, spec: Spec):

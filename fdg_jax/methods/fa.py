@@ -14,9 +14,9 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_internals, programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import bp
-from fdg_jax.stage.functions import Spec, init_variables
-from fdg_jax.stage.shapes import zeros
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import Spec, init_variables
+from fdg_jax.stages.shapes import zeros
+from fdg_jax.stages.stage import Stage
 
 
 class FeedbackStage(Stage):

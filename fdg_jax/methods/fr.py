@@ -27,8 +27,8 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.state import number
 from fdg_jax.methods.ddg import forward_locked
 from fdg_jax.methods.interface import Method
-from fdg_jax.stage.functions import Spec
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import Spec
+from fdg_jax.stages.stage import Stage
 
 
 class StoredInput(NamedTuple):

@@ -14,8 +14,8 @@ import optax
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Schedule, bp
-from fdg_jax.stage.functions import Spec
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.functions import Spec
+from fdg_jax.stages.stage import Stage
 
 
 @dataclasses.dataclass(frozen=True)

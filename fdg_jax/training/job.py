@@ -203,6 +203,9 @@ def built(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has printed the warning
         initialise(pipeline, parts, dataset, options, initial)
+    if any(spec.compute.draws for spec in pipeline.engine.problem.specs):
+        fact = f"model {options.model} draws random numbers in evaluation, too, and a run has no key for that"
+        raise BadInput(f"{fact}. Draw only where the argument `train` of __call__ is True.")
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     return Job(options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark)
 

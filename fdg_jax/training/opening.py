@@ -18,7 +18,7 @@ from fdg_jax.machine.cores import OtherProcesses
 from fdg_jax.machine.signals import Signals
 from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
 from fdg_jax.runs.progress import clock, count, per_second
-from fdg_jax.stage import shapes
+from fdg_jax.stages import shapes
 from fdg_jax.training.job import Job
 from fdg_jax.training.loop import FirstDispatches, feed
 from fdg_jax.training.record import Record, Run

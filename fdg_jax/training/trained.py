@@ -32,8 +32,8 @@ from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import programs
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
-from fdg_jax.stage.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
-from fdg_jax.stage.precision import precision
+from fdg_jax.stages.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
+from fdg_jax.stages.precision import precision
 from fdg_jax.training import job, loop
 from fdg_jax.training.job import Partition
 

@@ -12,7 +12,7 @@ from fault_runs import SMALL, STEPS
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import incidents
-from fdg_jax.stage.stage import Stage
+from fdg_jax.stages.stage import Stage
 from fdg_jax.training import loop
 
 CONFIGS = [("fdg", 1), ("fdg", 2), ("fdg", 4), ("ddg", 2), ("fr", 4), ("dgl", 2), ("dni", 4), ("gpipe", 2), ("dfa", 4)]

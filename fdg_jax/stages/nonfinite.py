@@ -1,4 +1,4 @@
-"""What a guarded stage (fdg_jax.stage.update) does about a NaN or an infinity.
+"""What a guarded stage (fdg_jax.stages.update) does about a NaN or an infinity.
 
 A batch that spoils a gradient often spoils the running statistics of its forward passes too, and no later update would
 mend these. So a guard refuses new statistics as well. After a refused update the weights, the moments and their counts
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.stage.functions import loss_of, metrics_of
+from fdg_jax.stages.functions import loss_of, metrics_of
 
 Tree = Any
 
@@ -44,11 +44,11 @@ lost_with_its_gradient.defvjp(
 )
 
 
-def guard_loss(report: Callable[[Tree, Tree], Tree]) -> Callable[[Tree, Tree], Tree]:
-    """The user's loss(outputs, labels) -> loss or (loss, metrics), for guarded stages."""
+def guard_loss(report: Callable[..., Tree]) -> Callable[..., Tree]:
+    """The user's loss(outputs, labels) -> loss or (loss, metrics), for guarded stages. It may take a random key."""
 
-    def guarded(outputs, labels):
-        told = report(outputs, labels)
+    def guarded(*batch):
+        told = report(*batch)
         value = lost_with_its_gradient(loss_of(told))
         return value if told is loss_of(told) else (value, metrics_of(told))
 

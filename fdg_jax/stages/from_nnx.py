@@ -20,12 +20,12 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.switches import LOSSES, SWITCHES, arguments, refusal, switch_of
+from fdg_jax.stages.around import Around
+from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switches
 
 Tree = Any
 Path = tuple[str, ...]
 STREAMS = ("params", "dropout", "default")  # of the nnx.Rngs that makes a module; "default" stands in for all others
-NOT_SET = ("deterministic", "use_running_average", "training", "is_training", "rngs")  # arguments that nobody sets
 WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` on to module.train() and module.eval()."
 
 
@@ -33,8 +33,8 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Makes a stage, or a block, of a flax.nnx module.
 
     In training the module is as after `module.train()`, in evaluation as after `module.eval()`: then `nnx.Dropout` is
-    off and `nnx.BatchNorm` uses running averages. If `__call__` has an argument `train`, this is set, too. Every random
-    stream gets another key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
+    off and `nnx.BatchNorm` uses running averages. Switches that `__call__` takes, such as `train`, are set, too. Every
+    random stream gets another key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
     `Pipeline.params`. `nnx.BatchStat` is "batch_stats". Variables of any other type are a collection of their own,
     which is kept from step to step. What the module sows as "losses" is minimised; other sown values are dropped.
 
@@ -48,8 +48,7 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
 
     Raises:
         BadInput: `make` is something else. `Pipeline.init` raises it for a module that cannot be used: one whose
-            `__call__` needs an argument that nobody sets (`deterministic`, `rngs`, ...), or that draws random numbers
-            or changes its batch statistics in evaluation, too.
+            `__call__` needs `rngs`, or that changes its batch statistics in evaluation, too.
 
     Example: `from_nnx(nnx.Linear, 8, 64)`
     """
@@ -104,7 +103,10 @@ class FromNNX(nn.Module):
     make: Callable[[nnx.Rngs], Any]
 
     @nn.compact
-    def __call__(self, x: Any, train: bool) -> Any:
+    def __call__(self, *given: Any, train: Any = None, **named: Any) -> Any:
+        inputs = list(given)
+        if train is None:  # called as (x, train)
+            train = inputs.pop()
         graph, shapes = nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(**dict.fromkeys(STREAMS, 0)))))
         values, keys = self.values(shapes), cache(lambda stream: self.key(stream, train))
         leaves, before = [], {}
@@ -118,7 +120,7 @@ class FromNNX(nn.Module):
             before[at] = value
             leaves.append((at, leaf.replace(value) if isinstance(leaf, nnx.Variable) else value))
         module = nnx.merge(graph, nnx.from_flat_state(leaves))
-        y = self.run(module, x, train)
+        y = self.run(module, train, inputs, named)
         if not self.is_initializing():
             self.keep(module, before, train)
         return y
@@ -142,22 +144,21 @@ class FromNNX(nn.Module):
         return {kind: {name: variable(kind, name) for name in names} for kind, names in places.items()}
 
     def key(self, stream: str, train: bool) -> jax.Array:
-        """The key of a random stream in this step. In evaluation nobody may draw from it."""
-        if not train or stream == "params":
+        """The key of a random stream in this step; any key where nobody may draw from it."""
+        if stream == "params" or not (train or self.has_rng(stream)):
             return jax.random.key(0)
         key = self.make_rng(stream)
         return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
-    def run(self, module: Any, x: Any, train: bool) -> Any:
+    def run(self, module: Any, train: bool, given: list[Any], named: dict[str, Any]) -> Any:
         """Calls the module in training or in evaluation mode. The losses that it sows are sown in linen."""
         parameters = inspect.signature(type(module).__call__).parameters
-        for name, parameter in parameters.items():
-            if name in NOT_SET and parameter.default is parameter.empty:
-                fact = f"{type(module).__name__}.__call__ has an argument `{name}` without a default, set by nobody"
-                raise BadInput(f"{fact}. Leave that to module.train() and module.eval(), or take an argument `train`.")
+        if "rngs" in parameters and parameters["rngs"].default is inspect.Parameter.empty:
+            fact = f"{type(module).__name__}.__call__ has an argument `rngs` without a default, set by nobody"
+            raise BadInput(f"{fact}. Give the parts that draw their rngs when they are made.")
         (module.train if train else module.eval)(training=train, is_training=train)
         losses = nnx.variable_type_from_name(LOSSES, allow_register=True)
-        given, named = arguments(module, x, train)
+        named = {**named, **switches(module, train)}
         with all_told(module) if train else nullcontext():
             y, sown = nnx.capture(module, losses)(*given, **named)
         for at, leaf in nnx.to_flat_state(sown):
@@ -175,7 +176,8 @@ class FromNNX(nn.Module):
                 if leaf.tag == "carry":  # nnx.RNN asks for a key, and its cells make zeros of it
                     fact = f"{who} draws from the random stream 'carry' for a first carry, which is zeros all the same"
                     raise BadInput(f"{fact}. Give nnx.RNN an initial_carry when you call it.")
-                self.refuse(who, f"draws from the random stream {leaf.tag!r}")
+                if leaf.tag != "params":
+                    self.make_rng(leaf.tag)  # says that it needs a key, in an evaluation without one
             if changed and isinstance(leaf, nnx.RngState) and leaf.tag == "params":
                 fact = f"{who} draws from the random stream 'params' when it is called. That is for its first weights"
                 raise BadInput(f"{fact}, and would give the same numbers in every step. Use another, rngs.noise() say.")
@@ -261,7 +263,7 @@ def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, contex
     """For flax.linen.intercept_methods: raises BadInput for a `flax.nnx.bridge.ToLinen` around a module that differs
     between training and evaluation, unless an argument of the call says which of the two it is."""
     bridge = context.module
-    told = {*NOT_SET} & kwargs.keys()
+    told = {*SWITCHES, "rngs"} & kwargs.keys()
     if isinstance(bridge, nnx.bridge.ToLinen) and context.method_name == "__call__" and not told:
         made = nnx.eval_shape(lambda: Made(bridge.nnx_class, tuple(bridge.args), bridge.kwargs)(nnx.Rngs(0)))
         draws = any(isinstance(leaf, nnx.RngState) for _, leaf in nnx.to_flat_state(nnx.state(made)))
@@ -297,8 +299,8 @@ def check_shared(
             raise BadInput(
                 f"{fact}, and would each train weights of their own for it. For weights of their own, make an object "
                 "for each, as in [nn.Dense(4) for _ in range(3)]. To share them, have both uses in one stage and, of "
-                "flax.nnx, in one from_nnx. Or let one stage own the weights and pass them on beside its outputs, as "
-                "the embedding of fdg_jax/models/transformer.py does for --tied."
+                "flax.nnx, in one from_nnx. Or Pipeline(fdg_jax.tie(stages, the object), ...), which lets one stage "
+                "own the weights and send them on."
             )
 
 
@@ -310,6 +312,8 @@ def parts(value: Any, path: Path = ()) -> Iterator[tuple[Any, Path, int]]:
         yield from ((node, path, id(value)) for node in nodes if not isinstance(node, nnx.RngState))
     elif isinstance(value, nn.Module):
         yield value, path, 0
+        if isinstance(value, Around):
+            yield from parts(value.held.module, path)
         named = getattr(value, "named_blocks", None)
         fields = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
         for name, each in named() if named else fields:

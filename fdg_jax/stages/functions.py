@@ -1,6 +1,6 @@
 """A Flax module as pure functions: forward pass, backward pass, evaluation. Engines and methods share them.
 
-What a gradient does to the weights is in fdg_jax.stage.update.
+What a gradient does to the weights is in fdg_jax.stages.update.
 """
 
 import zlib
@@ -15,14 +15,16 @@ from flax.traverse_util import flatten_dict
 
 from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
-from fdg_jax.stage.precision import Precision
-from fdg_jax.stage.switches import LOSSES, arguments
+from fdg_jax.stages.precision import Precision
+from fdg_jax.stages.reported import METRICS, joined, taken, with_sown
+from fdg_jax.stages.switches import LOSSES, arguments
 
 Array = jax.Array
 Tree = Any
-Loss = Callable[[Tree, Tree], Array]
-DROPOUT = "dropout"
-INITIAL = nn.DenyList(("intermediates", LOSSES))  # the collections that initialising a module makes
+Loss = Callable[..., Array]
+DROPOUT, LOSS = "dropout", "loss"  # random streams
+LOSS_KEY = "key of the loss"  # among the collections that `make_apply` returns
+INITIAL = nn.DenyList(("intermediates", LOSSES, METRICS))  # the collections that initialising a module makes
 
 
 class StageState(NamedTuple):
@@ -50,12 +52,16 @@ class ComputeOptions(NamedTuple):
     remat: whether the backward pass recomputes the activations, so that the VJP closure holds none.
     streams: the random streams that the module asks for, if it draws random numbers at all.
     sows: whether the module sows losses in training.
+    draws: whether the module draws random numbers in evaluation, too.
+    loss_draws: whether the stage has a loss that takes a random key.
     """
 
     precision: Precision = Precision()
     remat: bool = False
     streams: tuple[str, ...] = (DROPOUT,)
     sows: bool = False
+    draws: bool = False
+    loss_draws: bool = False
 
 
 DEFAULT_COMPUTE = ComputeOptions()  # in the dtypes that the arrays have; activations are kept
@@ -67,7 +73,8 @@ class Spec(NamedTuple):
     k, K: the stage's number from 1, and the number of stages.
     module: the Flax module.
     optimizer: the user's optax chain, with what the correction adds to it.
-    loss: the user's loss(outputs, labels) -> scalar. Stage K computes it; a method may use it in other stages, too.
+    loss: the user's loss(outputs, labels) -> scalar, or loss(outputs, labels, key) if `compute.loss_draws`. Stage K
+        computes it; a method may use it in other stages, too.
     report: the user's loss as it is: it returns the loss of a batch or (loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
@@ -78,6 +85,7 @@ class Spec(NamedTuple):
     guard: whether updates with non-finite gradients are refused.
     norms: whether gradients are measured.
     correction: what is done about late gradients.
+    ema: what an update leaves of the average of the stage's weights; None: there is no average.
     """
 
     k: int
@@ -85,7 +93,7 @@ class Spec(NamedTuple):
     module: nn.Module
     optimizer: optax.GradientTransformation
     loss: Loss
-    report: Callable[[Tree, Tree], Tree]
+    report: Callable[..., Tree]
     variables: dict[str, Tree]
     x: Tree
     y: Tree
@@ -99,6 +107,7 @@ class Spec(NamedTuple):
     guard: bool = False
     correction: Correction = NONE
     norms: bool = False
+    ema: float | None = None
 
     @property
     def last(self) -> bool:
@@ -118,7 +127,7 @@ class Functions(NamedTuple):
         `backward` takes again.
     backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
         the cotangent of the outputs; None stands for the loss's own cotangent, 1.
-    outputs(params, extra, x) -> y: in evaluation mode, without the loss.
+    outputs(params, extra, x, key=None) -> y: in evaluation mode, without the loss. key: for a module that draws there.
     """
 
     forward: Callable[..., tuple[dict[str, Tree], Tree, Any]]
@@ -136,7 +145,7 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
 
     Returns: its Flax variables {"params": ..., "batch_stats": ...}.
     """
-    given, named = arguments(module, x, train=False)
+    given, named = arguments(module, taken(x)[0], train=False)
     rngs = {"params": key, DROPOUT: key}
     first = module.init(rngs, *given, mutable=INITIAL, **named)
     return without_sown(first, lambda: module.apply(first, *given, mutable=INITIAL, rngs=rngs, **named)[1])
@@ -180,37 +189,51 @@ def raw_key(key: Array) -> Array:
     return data if data.shape == default.shape else jax.random.bits(key, default.shape, default.dtype)
 
 
+def key_shape() -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a `raw_key`."""
+    return jax.eval_shape(lambda: raw_key(jax.random.key(0)))
+
+
 def make_apply(
     module: nn.Module, compute: ComputeOptions = DEFAULT_COMPUTE
 ) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
-    """Makes apply(params, extra, x, train) -> (y, extra) of a module.
+    """Makes apply(params, extra, x, train, key=None) -> (y, extra) of a module.
 
-    params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes. Where the
-    module sows losses, extra[LOSSES] is their sum in training, float32 [].
+    params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes. In training,
+    where the module sows losses, extra[LOSSES] is their sum, float32 []; where the stage's loss takes a random key,
+    extra[LOSS_KEY] is (key,). key: of the stage in an evaluation.
     """
 
-    def apply(params, extra, x, train: bool):
+    def apply(params, extra, x, train: bool, key: Any = None):
         collections = {name: value for name, value in extra.items() if name != "rng"}
+        x, metrics = taken(x)
         given, named = arguments(module, x, train)
         variables = {"params": params, **collections}
         if not train:
             # A module may write into a collection of its own (to count its calls, say); in evaluation that is dropped.
             # Batch statistics are not writable: Flax then refuses a layer that does not know that it is evaluated.
             writable = [name for name in collections if name != "batch_stats"]
-            y = module.apply(variables, *given, mutable=writable or False, **named)
+            rngs = keys(key) if compute.draws and key is not None else None
+            y = module.apply(variables, *given, mutable=writable or False, rngs=rngs, **named)
             return compute.precision.outputs(y[0] if writable else y), extra
         rng, rngs = {}, None
         if "rng" in extra:
             rng["rng"], key = jax.random.split(extra["rng"])
-            rngs = {stream: stream_key(key, stream) for stream in compute.streams}
-        y, changed = module.apply(variables, *given, mutable=[*collections, LOSSES], rngs=rngs, **named)
+            rngs = keys(key)
+        y, changed = module.apply(variables, *given, mutable=[*collections, LOSSES, METRICS], rngs=rngs, **named)
         changed = {**dict(changed), **rng}
+        y = with_sown(y, metrics, changed.pop(METRICS, {}))
         sown = jax.tree.leaves(changed.pop(LOSSES, ()))
+        if compute.loss_draws:
+            changed[LOSS_KEY] = (stream_key(key, LOSS),)
         if compute.sows:
             changed[LOSSES] = sum((jnp.sum(jnp.asarray(value, jnp.float32)) for value in sown), jnp.float32(0))
         elif sown:
             raise SownLosses
         return compute.precision.outputs(y), changed
+
+    def keys(key):
+        return {stream: stream_key(key, stream) for stream in compute.streams}
 
     return apply
 
@@ -225,7 +248,8 @@ def functions(
 
     Arguments:
         module: the Flax module.
-        loss: loss(outputs, labels) -> scalar, or (scalar, metrics); for stage K only.
+        loss: loss(outputs, labels) -> scalar, or (scalar, metrics); for stage K only. It takes a random key, too, if
+            `compute.loss_draws`.
         loss_dtype: the dtype of the loss, for stage K only.
         compute: how the module is computed.
 
@@ -235,10 +259,11 @@ def functions(
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
-        sown = changed.pop(LOSSES, None)
+        sown, key = changed.pop(LOSSES, None), changed.pop(LOSS_KEY, ())
         if loss is None:
             return y if sown is None else (y, sown), ({"x": y}, changed)
-        report = loss(y, labels)
+        y, metrics = taken(y)
+        report = joined(loss(y, labels, *key), metrics)
         return add_sown(loss_of(report), sown), ({"loss": report}, changed)
 
     return make_functions(objective, make_outputs(apply, compute), loss_dtype, compute)
@@ -260,9 +285,9 @@ def add_sown(value: Array, sown: Array | None) -> Array:
 
 
 def make_outputs(apply: Callable, compute: ComputeOptions) -> Callable[..., Tree]:
-    """Makes outputs(params, extra, x) -> y, the evaluation mode of an `apply` of `make_apply`."""
+    """Makes outputs(params, extra, x, key=None) -> y, the evaluation mode of an `apply` of `make_apply`."""
     weights, inputs = compute.precision.weights, compute.precision.inputs
-    return lambda params, extra, x: apply(weights(params), extra, inputs(x), train=False)[0]
+    return lambda params, extra, x, key=None: apply(weights(params), extra, inputs(x), False, key)[0]
 
 
 def make_functions(

@@ -15,9 +15,9 @@ from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.machine import programs
-from fdg_jax.stage.functions import ComputeOptions, SownLosses, functions, init_variables, raw_key, split_variables
-from fdg_jax.stage.shapes import shape_of
-from fdg_jax.stage.switches import SWITCHES, WAY_OUT
+from fdg_jax.stages.functions import ComputeOptions, SownLosses, functions, init_variables, key_shape, split_variables
+from fdg_jax.stages.shapes import shape_of
+from fdg_jax.stages.switches import SWITCHES, WAY_OUT
 
 Tree = Any
 # Calls whose body takes the call's arguments and returns its results, one by one.
@@ -72,7 +72,7 @@ class TracedModule(NamedTuple):
 
     x, y: its inputs, and its outputs in training mode.
     variables: its Flax variables.
-    params, extra: these variables as a stage has them; if the module draws random numbers, extra also has "rng".
+    params, extra: these variables as a stage has them; if it draws random numbers, extra also has "rng".
     kept: the arrays in its stripped VJP closure.
     compute: how it is computed, with the random streams and the sown losses that were found.
     forward: the trace of its training forward pass, whose last results are `kept`.
@@ -93,7 +93,7 @@ class TracedModule(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers in training."""
+        """Whether it, or the loss behind it, draws random numbers in training."""
         return "rng" in self.extra
 
     def kept_of(self) -> list[tuple[list[int], bool]]:
@@ -111,6 +111,8 @@ def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedM
     sees_inputs = any(bits > 1 for bits in dependences(traced.jaxpr.jaxpr))  # the first argument is the key
     variables = shape_of(traced.out_info)
     params, extra = split_variables(variables)
+    if compute.loss_draws:
+        extra = {**extra, "rng": key_shape()}
     streams: tuple[str, ...] = ()
     while True:
         compute = compute._replace(streams=streams)
@@ -122,7 +124,7 @@ def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedM
             if stream is None or stream in streams:
                 raise
             streams += (stream,)
-            extra = {**extra, "rng": jax.eval_shape(lambda: raw_key(jax.random.key(0)))}
+            extra = {**extra, "rng": key_shape()}
         except SownLosses:
             compute = compute._replace(sows=True)
 

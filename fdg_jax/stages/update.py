@@ -3,12 +3,13 @@
     grads -> correct -> (sum over `accumulate` passes) -> new_weights -> remember
 
 - `correct`: the correction's `gradient`, at the moment when a late gradient is used.
-- `new_weights`: measures the gradient, lets the optax chain make new weights of it, and refuses the result if the
-  gradient has a NaN or an infinity. FDG's beta and other corrections stand in front of the chain or around it.
+- `new_weights`: measures the gradient, lets the optax chain make new weights of it, averages these, and refuses the
+  result if the gradient has a NaN or an infinity. FDG's beta and other corrections stand in front of the chain or
+  around it.
 - `remember`: the correction's `updated`.
 
-These are pure functions on plain trees. `Stage` compiles them with packed arguments (fdg_jax.stage.packing), and
-fdg_jax.stage.delay_line traces them inside its scan. The host reads losses late, so it would notice a spoilt gradient
+These are pure functions on plain trees. `Stage` compiles them with packed arguments (fdg_jax.stages.packing), and
+fdg_jax.stages.delay_line traces them inside its scan. The host reads losses late, so it would notice a spoilt gradient
 after several updates; that is why the guard is inside the update. In a pipeline `optax.clip_by_global_norm` clips by
 the norm of one stage's gradient; the measured norms show what a threshold for each stage would have to be.
 """
@@ -21,7 +22,7 @@ import optax
 from optax import contrib
 
 from fdg_jax.corrections.interface import NONE, Correction
-from fdg_jax.stage.nonfinite import after_refusal, all_finite, select
+from fdg_jax.stages.nonfinite import after_refusal, all_finite, select
 
 Tree = Any
 
@@ -52,6 +53,17 @@ class Measured(NamedTuple):
     norm: jax.Array  # float32
 
 
+class Averaged(NamedTuple):
+    """The state of an optimizer whose weights are averaged.
+
+    inner: the state of the optimizer itself.
+    average: of the weights after each update, the first weights included.
+    """
+
+    inner: Tree
+    average: Tree
+
+
 class UpdateRule(NamedTuple):
     """The update of a stage.
 
@@ -59,16 +71,19 @@ class UpdateRule(NamedTuple):
     correction: of late gradients.
     guard: whether updates with non-finite gradients are refused.
     norms: whether gradients are measured.
+    ema: what an update leaves of the average of the weights; None: there is no average.
     """
 
     optimizer: optax.GradientTransformation
     correction: Correction = NONE
     guard: bool = False
     norms: bool = False
+    ema: float | None = None
 
     def start(self, params: Tree) -> tuple[Tree, Tree]:
         """The first states of (the optimizer, the correction)."""
         state = self.optimizer.init(params)
+        state = Averaged(state, jax.tree.map(as_average, params)) if self.ema else state
         state = Measured(state, jnp.float32(0)) if self.norms else state
         state = Guarded(state, *[jnp.zeros((), jnp.int32) for _ in range(3)]) if self.guard else state
         return state, self.correction.start(params)
@@ -86,12 +101,15 @@ class UpdateRule(NamedTuple):
         return corrected, select(all_finite(grads) & all_finite(corrected), after, state) if self.guard else after
 
     def new_weights(self, params: Tree, opt_state: Tree, grads: Tree, **extra: Any) -> tuple[Tree, Tree, Tree]:
-        """(the new weights, the optimizer's new state, what was added to the weights). After a refusal the weights and
-        the moments are the old ones, but the counts of schedules have gone on. extra: further arguments of the
-        optimizer."""
-        inner = opt_state.inner if self.guard else opt_state
-        changes, moved = self.optimizer.update(grads, inner.inner if self.norms else inner, params, **extra)
+        """(the new weights, the optimizer's new state, what was added to the weights). After a refusal the weights,
+        their average and the moments are the old ones, but the counts of schedules have gone on. extra: further
+        arguments of the optimizer."""
+        changes, moved = self.optimizer.update(grads, unwrapped(opt_state), params, **extra)
         updated = optax.apply_updates(params, changes)
+        if self.ema:
+            rate, old = 1 - self.ema, layer(opt_state, Averaged).average
+            newest = jax.tree.map(as_average, evaluated(updated, moved))
+            moved = Averaged(moved, jax.tree.map(lambda a, w: a + rate * (w - a), old, newest))
         if self.norms:
             squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(grads)]
             moved = Measured(moved, jnp.sqrt(sum(squares, jnp.float32(0))))
@@ -100,7 +118,7 @@ class UpdateRule(NamedTuple):
         # The update is always computed, then selected, so that it is compiled, and rounded, as without a guard.
         good, number = all_finite(grads), opt_state.updates + 1
         changes = select(good, changes, jax.tree.map(jnp.zeros_like, changes))
-        updated, inner = select(good, (updated, moved), (params, after_refusal(inner, moved)))
+        updated, inner = select(good, (updated, moved), (params, after_refusal(opt_state.inner, moved)))
         first = jnp.where((opt_state.bad == 0) & ~good, number, opt_state.bad)
         return updated, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32)), changes
 
@@ -117,6 +135,25 @@ class UpdateRule(NamedTuple):
         return remembered if made is None else select(made, remembered, after_refusal(state, remembered))
 
 
+def as_average(weight: jax.Array) -> jax.Array:
+    """A weight in the dtype of its average: a small step would not change an average in bfloat16."""
+    return weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
+
+
+def layer(opt_state: Tree, kind: type) -> Any:
+    """The `Guarded`, `Measured` or `Averaged` around an optimizer's state; None if it is not there."""
+    while isinstance(opt_state, Guarded | Measured | Averaged) and not isinstance(opt_state, kind):
+        opt_state = opt_state.inner
+    return opt_state if isinstance(opt_state, kind) else None
+
+
+def unwrapped(opt_state: Tree) -> Tree:
+    """The state of the optimizer itself."""
+    while isinstance(opt_state, Guarded | Measured | Averaged):
+        opt_state = opt_state.inner
+    return opt_state
+
+
 def was_made(before: Tree, after: Tree) -> jax.Array | None:
     """Whether an update was made and not refused, from the optimizer's states around it; None without a guard."""
     return after.refused == before.refused if isinstance(after, Guarded) else None
@@ -129,8 +166,8 @@ def first_refused(opt_state: Tree) -> Any:
 
 def newest_norm(opt_state: Tree) -> Any:
     """The norm of the newest gradient; None if gradients are not measured."""
-    inner = opt_state.inner if isinstance(opt_state, Guarded) else opt_state
-    return inner.norm if isinstance(inner, Measured) else None
+    measured = layer(opt_state, Measured)
+    return measured.norm if measured else None
 
 
 def states_of(opt_state: Tree, kind: type) -> list[Any]:
@@ -160,3 +197,8 @@ def evaluated(params: Tree, opt_state: Tree) -> Tree:
         x = contrib.schedule_free_eval_params(state._replace(z=z), params)
         params = jax.tree.map(lambda z, x, y: y if masked(z) else x.astype(y.dtype), state.z, x, params, is_leaf=masked)
     return params
+
+
+def average(params: Tree, opt_state: Tree) -> Tree:
+    """The average of the weights, in the dtypes of the weights. It can be traced."""
+    return jax.tree.map(lambda p, a: a.astype(p.dtype), params, layer(opt_state, Averaged).average)

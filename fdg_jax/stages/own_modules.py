@@ -19,16 +19,19 @@ from optax import contrib
 from fdg_jax.arrays import check_usable, flattened, native
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.stage.functions import ComputeOptions, functions, loss_of, metrics_of, split_variables
-from fdg_jax.stage.shapes import describe, shape_of, zeros
-from fdg_jax.stage.switches import WAY_OUT, Untold, refusal
-from fdg_jax.stage.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
-from fdg_jax.stage.update import states_of
-from fdg_jax.stage.weighted import Weighted
+from fdg_jax.stages.around import name_of
+from fdg_jax.stages.functions import ComputeOptions, functions, key_shape, loss_of, metrics_of, split_variables
+from fdg_jax.stages.preprocessing import Preprocess, preprocessed
+from fdg_jax.stages.reported import joined, taken
+from fdg_jax.stages.shapes import describe, shape_of, zeros
+from fdg_jax.stages.switches import WAY_OUT, Untold, refusal
+from fdg_jax.stages.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
+from fdg_jax.stages.update import states_of
+from fdg_jax.stages.weighted import all_weighted
 
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
-WEIGHTED = "The labels are fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
+WEIGHTED = "Labels in fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
 
 
 class Shapes(NamedTuple):
@@ -36,7 +39,8 @@ class Shapes(NamedTuple):
 
     stages: the trace of each stage.
     inits: for each stage, the function key -> its Flax variables. It copies variables that are given.
-    labels, loss, report: of the labels, of the loss, and of what the loss function returns: loss or (loss, metrics).
+    labels, loss, report: of the labels that the loss takes, of the loss, and of what the loss function returns: loss or
+        (loss, metrics).
     """
 
     stages: list[TracedModule]
@@ -47,15 +51,19 @@ class Shapes(NamedTuple):
 
 
 def check_shapes(
-    stages: Sequence[tuple[nn.Module, ComputeOptions, str, Any]], loss, preprocess, example_batch, variables
+    stages: Sequence[tuple[nn.Module, ComputeOptions, str, Any]],
+    loss: Callable,
+    preprocess: Preprocess | None,
+    example_batch: tuple[Tree, Tree],
+    variables: Sequence[Mapping] | None,
 ) -> Shapes:
     """Follows an example batch through all stages in training mode, without computing anything.
 
     Arguments:
         stages: for each stage its module, how it is computed, the option that makes its backward pass use other
             weights than its forward pass ("" if none does), and its optax optimizer.
-        loss: loss(outputs, labels) -> scalar or (scalar, metrics).
-        preprocess: (inputs, step) -> what stage 1 takes; or None.
+        loss: loss(outputs, labels) -> scalar or (scalar, metrics). It takes a random key where `compute` says so.
+        preprocess: what is done to a batch first; or None.
         example_batch: (inputs, labels), as arrays or shapes.
         variables: for each stage the Flax variables that are given; None if none are.
 
@@ -64,22 +72,22 @@ def check_shapes(
     Raises:
         BadInput: something does not fit. It names the stage and the shapes.
     """
-    from fdg_jax.stage.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
+    from fdg_jax.stages.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
 
-    if variables is not None and len(variables) != len(stages):
-        raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
-    x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
+    if variables is not None:
+        check_number(len(stages), variables)
+    x, labels = preprocessed(preprocess, *map(shape_of, example_batch))
     traced, inits, before = [], [], f"the input is {describe(x)}"
     owners: dict[int, tuple[Any, str]] = {}
     for k, (module, compute, other, optimizer) in enumerate(stages, 1):
-        who = f"stage k={k} ({type(module).__name__})"
+        who = f"stage k={k} ({name_of(module)})"
         fact, untold = f"{who} cannot take {describe(x)}; {before}.", Untold()
         with nn.intercept_methods(refuse_bridges), nn.intercept_methods(untold):
             seen = trace_or_refuse(fact, trace_module, module, compute, x, who=who)
         if untold.found:
             check_told(who, module, seen, untold)
         check_shared(owners, who, module, seen.variables)
-        check_evaluation(who, module, seen)
+        seen = seen._replace(compute=check_evaluation(who, module, seen))
         if k < len(stages):
             check_message(who, k, seen.y)
         inits.append(first_variables(k, who, seen, None if variables is None else variables[k - 1]))
@@ -89,25 +97,37 @@ def check_shapes(
             check_kept(who, module, seen, other)
         traced.append(seen)
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(seen.y)}", seen.y
-    report = check_loss(loss, x, labels)
+    outputs, metrics = taken(x)
+    traced[-1] = traced[-1]._replace(y=outputs)
+    report = jax.eval_shape(joined, check_loss(loss, outputs, labels, stages[-1][1].loss_draws), metrics)
     return Shapes(traced, inits, labels, loss_of(report), report)
+
+
+def check_number(K: int, variables: Sequence[Any]) -> None:
+    """Raises BadInput unless there is one set of variables for each of the K stages."""
+    if len(variables) != K:
+        raise BadInput(f"{K} stages but {len(variables)} sets of variables were given.")
 
 
 def check_message(who: str, k: int, y: Tree) -> None:
     """Raises BadInput if stage k sends only integers, which pass no gradient back, or an array without axes."""
     gives = f"{who} gives {describe(y)} to stage k={k + 1}"
-    if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
+    if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(taken(y)[0])):
         raise BadInput(f"{gives}: no gradient comes back through integers. Cut the network elsewhere.")
     if any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
         fact = f"{gives}, and a number has no axis: between stages arrays have one axis or more"
         raise BadInput(f"{fact}. Give scale[None], say.")
 
 
-def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
-    """The shapes of what a loss returns. Raises BadInput unless this is one number, or (number, {name: number})."""
+def check_loss(loss: Callable, outputs: Tree, labels: Tree, draws: bool) -> Tree:
+    """The shapes of what a loss returns. Raises BadInput unless this is one number, or (number, {name: number}).
+
+    draws: whether it takes a random key.
+    """
     fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
-    way_out = WEIGHTED if isinstance(labels, Weighted) else ""
-    report = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), outputs, labels, way_out=way_out)
+    way_out = WEIGHTED if all_weighted(labels) else ""
+    batch = outputs, labels, *([key_shape()] if draws else [])
+    report = trace_or_refuse(fact, lambda: jax.eval_shape(loss, *batch), way_out=way_out)
     found = f"the loss of outputs {describe(outputs)} and labels {describe(labels)} is {describe(report)}"
     pair = isinstance(report, tuple | list) and len(report) == 2 and isinstance(report[1], Mapping)
     value: Any = loss_of(report) if pair else report
@@ -120,15 +140,6 @@ def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
             fact = f"the loss returns (loss, metrics), and its metric {name!r} is {describe(metric)}"
             raise BadInput(f"{fact}. Give a dictionary of numbers, each the mean over the batch: {{'accuracy': ...}}.")
     return report
-
-
-def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree) -> Tree:
-    """The shapes of stage 1's inputs, from those of a batch's inputs. Raises BadInput if preprocess fails."""
-    if preprocess is None:
-        return inputs
-    step = jax.ShapeDtypeStruct((), jnp.int32)
-    fact = f"preprocess cannot take {describe(inputs)}."
-    return trace_or_refuse(fact, lambda *a: jax.eval_shape(preprocess, *a), inputs, step)
 
 
 def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callable[[jax.Array], dict[str, Tree]]:
@@ -195,18 +206,22 @@ def text(trace: Any) -> str:
     return re.sub("0x[0-9a-f]+", "", str(trace))
 
 
-def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> None:
-    """Raises BadInput if a module cannot be evaluated: dropout or batch statistics that are always in training mode."""
-    outputs, fact = functions(module, compute=seen.compute).outputs, f"{who} can be trained but not evaluated"
-    try:
-        jax.eval_shape(outputs, *split_variables(seen.variables), seen.x)
-    except BadInput as error:
-        raise BadInput(f"{fact}: {error}") from error
-    except flax.errors.InvalidRngError as error:
-        fact += f': it draws from the random stream "{asked_stream(error)}" in evaluation, too'
-        raise BadInput(f"{fact}. Draw only where the argument `train` of __call__ is True.") from error
-    except Exception as error:  # whatever a user's module raises
-        raise BadInput(f"{fact}: {first_line(error)} {WAY_OUT}") from error
+def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> ComputeOptions:
+    """How a module is computed, with the random streams that it asks for in evaluation. Raises BadInput if it cannot be
+    evaluated: batch statistics that are always in training mode."""
+    compute, fact = seen.compute, f"{who} can be trained but not evaluated"
+    while True:
+        outputs, key = functions(module, compute=compute).outputs, key_shape() if compute.draws else None
+        try:
+            jax.eval_shape(outputs, *split_variables(seen.variables), seen.x, key)
+            return compute
+        except BadInput as error:
+            raise BadInput(f"{fact}: {error}") from error
+        except Exception as error:  # whatever a user's module raises
+            stream = asked_stream(error) if isinstance(error, flax.errors.InvalidRngError) else None
+            if stream is None or (compute.draws and stream in compute.streams):
+                raise BadInput(f"{fact}: {first_line(error)} {WAY_OUT}") from error
+            compute = compute._replace(draws=True, streams=tuple(dict.fromkeys((*compute.streams, stream))))
 
 
 def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> None:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.stage.functions import Functions, StageState
-from fdg_jax.stage.nonfinite import select
-from fdg_jax.stage.update import UpdateRule, was_made
+from fdg_jax.stages.functions import Functions, StageState
+from fdg_jax.stages.nonfinite import select
+from fdg_jax.stages.update import UpdateRule, was_made
 
 Tree = Any
 

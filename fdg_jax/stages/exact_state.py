@@ -14,9 +14,9 @@ from flax.errors import FlaxError
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.state import number
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.functions import Spec, StageState
-from fdg_jax.stage.packing import Layout, Packing, Unpacked
-from fdg_jax.stage.update import first_refused, newest_norm
+from fdg_jax.stages.functions import Spec, StageState
+from fdg_jax.stages.packing import Layout, Packing, Unpacked
+from fdg_jax.stages.update import first_refused, newest_norm
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -43,7 +43,7 @@ class Stash(NamedTuple):
 
 
 class Checkpointed:
-    """The part of a stage (fdg_jax.stage.stage.Stage) that saves and restores it.
+    """The part of a stage (fdg_jax.stages.stage.Stage) that saves and restores it.
 
     A method whose stages keep something else than a `Stash` overrides `saved_stashes` and `restored_stash`.
     """

@@ -29,6 +29,11 @@ def with_examples(tree: Tree, n: int) -> Tree:
     return jax.tree.map(lambda like: jax.ShapeDtypeStruct((n, *like.shape[1:]), like.dtype), tree)
 
 
+def examples(tree: Tree) -> int:
+    """The number of examples in a tree of arrays [batch, ...]."""
+    return jax.tree.leaves(tree)[0].shape[0]
+
+
 def describe(tree: Tree) -> str:
     """The shapes of a tree in words, such as "float32[8, 32, 32, 3]"; several are separated by commas."""
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"

@@ -13,7 +13,8 @@ Array = jax.Array
 
 
 class Weighted(NamedTuple):
-    """Labels and their weights, to be given as the labels of a batch. The loss gets this object, too.
+    """Labels and their weights, to be given as the labels of a batch, or as a part of them. The loss gets this object,
+    too. The only one in a batch's labels says how much the batch counts; of several, none does.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
     weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with theirs.
@@ -43,9 +44,26 @@ class Weighted(NamedTuple):
         return jnp.broadcast_to(weights.reshape(*weights.shape, *[1] * more), shape)
 
 
+def is_weighted(tree: Tree) -> bool:
+    """Whether this is labels with their weights."""
+    return isinstance(tree, Weighted)
+
+
 def without_weights(labels: Tree) -> Tree:
     """The labels without their weights, if they have any."""
-    return labels.labels if isinstance(labels, Weighted) else labels
+    return jax.tree.map(lambda each: each.labels if is_weighted(each) else each, labels, is_leaf=is_weighted)
+
+
+def all_weighted(labels: Tree) -> list[Weighted]:
+    """Every `Weighted` in a tree of labels."""
+    return [each for each in jax.tree.leaves(labels, is_leaf=is_weighted) if is_weighted(each)]
+
+
+def batch_weights(labels: Tree) -> Any:
+    """The weights by which a batch counts; None where it counts by its examples: no `Weighted` in its labels, or
+    several."""
+    found = all_weighted(labels)
+    return found[0].weights if len(found) == 1 else None
 
 
 def bounds(n: int, M: int) -> list[int]:

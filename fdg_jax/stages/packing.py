@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.stage.functions import StageState
+from fdg_jax.stages.functions import StageState
 
 Tree = Any
 Array = jax.Array

@@ -17,9 +17,9 @@ LOSSES = "losses"  # the collection whose sown values are added to a stage's los
 # The names of switches in Flax and in code written for it, each with its value in training.
 SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 WAY_OUT = (
-    "This library sets `train` only, of stages and blocks: True in training and False in evaluation. Give __call__ of "
-    "your module an argument `train` and pass it on to its parts, as in nn.Dropout(0.1, deterministic=not train). "
-    "nn.Sequential passes none on: write such a module instead, or give its parts as blocks, Pipeline(blocks, split=)."
+    "This library sets the arguments of stages and blocks themselves. fdg_jax.stage(module) sets those of all parts of "
+    "a module, also within nn.Sequential. Or give __call__ an argument `train` and pass it on, as in nn.Dropout(0.1, "
+    "deterministic=not train)."
 )
 FROZEN = (
     "To keep a part as it is in evaluation, say so where it is called, as in "
@@ -45,18 +45,25 @@ class Switch(NamedTuple):
         return self.value is SWITCHES[self.name]
 
 
+def switches(module: Any, train: bool) -> dict[str, bool]:
+    """The switches that a module's __call__ takes, set for training or for evaluation, except those that a field of the
+    same name sets."""
+    takes = inspect.signature(type(module).__call__).parameters
+    return {name: SWITCHES[name] is train for name in takes if name in SWITCHES and vars(module).get(name) is None}
+
+
 def arguments(module: Any, x: Tree, train: bool) -> tuple[list[Any], dict[str, Any]]:
-    """(arguments, keyword arguments) of a module's call: x, and `train` if the module takes it. `train` is passed by
-    position if possible, since nn.remat and nn.jit know static arguments by their positions."""
-    parameters = list(inspect.signature(type(module).__call__).parameters.values())
-    before = list(takewhile(lambda each: each.name != "train", parameters))
-    if len(before) == len(parameters):
-        return [x], {}
-    by_position = parameters[len(before)].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    """(arguments, keyword arguments) of a module's call: x, and its switches. The first switch is passed by position if
+    possible, since nn.remat and nn.jit know static arguments by their positions."""
+    named, parameters = switches(module, train), list(inspect.signature(type(module).__call__).parameters.values())
+    before = list(takewhile(lambda each: each.name not in named, parameters))
     between = [each.default for each in before[2:]]  # after self and x
-    if not by_position or inspect.Parameter.empty in between:
-        return [x], {"train": train}
-    return [x, *between, train], {}
+    if not named or inspect.Parameter.empty in between:
+        return [x], named
+    first = parameters[len(before)]
+    if first.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return [x], named
+    return [x, *between, named.pop(first.name)], named
 
 
 def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) -> Switch | None:
@@ -75,6 +82,41 @@ def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) 
             differs = value != getattr(type(owner), name, None)  # a dataclass has its fields' defaults there
             found = Switch(name, bool(value), argument is not None, differs if argument is None else name in given)
     return found
+
+
+class Tell:
+    """For flax.linen.intercept_methods: sets the switches of all parts of a module that nobody sets, for training or
+    for evaluation. A part whose caller sets its switch, and everything within it, stays as it is; so does a part with
+    a field that has another value than its default.
+    """
+
+    def __init__(self, train: bool):
+        self.train, self.tells = train, True
+
+    def __call__(self, next_call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+        module, before = context.module, self.tells
+        if not self.tells or context.method_name != "__call__":
+            return next_call(*args, **kwargs)
+        parameters = inspect.signature(type(module).__call__).parameters
+        given = inspect.signature(context.orig_method).bind_partial(*args, **kwargs).arguments
+        fields = {}
+        try:
+            for name in SWITCHES:
+                value, field = SWITCHES[name] is self.train, vars(module).get(name)
+                if given.get(name) is not None:
+                    self.tells = self.tells and given[name] is value
+                elif field != getattr(type(module), name, None):  # set when the module was made
+                    self.tells = self.tells and field is value
+                elif name in parameters:
+                    kwargs = {**kwargs, name: value}
+                elif name in vars(module):
+                    fields[name] = field
+                    object.__setattr__(module, name, value)
+            return next_call(*args, **kwargs)
+        finally:
+            self.tells = before
+            for name, field in fields.items():
+                object.__setattr__(module, name, field)
 
 
 class Untold:
@@ -100,7 +142,9 @@ class Untold:
         call = partial(type(module).__call__, module) if lifted else context.orig_method
         switch = switch_of(call, module, args, kwargs) if self.looks else None
         try:
-            if switch is None or switch.trains:  # a stage of blocks only passes `train` on
+            if getattr(module, "stays", False):
+                self.looks = False
+            elif switch is None or switch.trains:  # a stage of blocks only passes `train` on
                 self.told = self.told or (switch is not None and not hasattr(module, "named_blocks"))
             elif switch.given and (switch.argument or self.told):
                 self.looks = False

@@ -1,15 +1,16 @@
 """Stage k of the network on its device: its state, its compiled programs, and what it keeps of batches in flight.
 
 A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses the gradient
-when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stage.functions) and
+when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stages.functions) and
 owns everything that changes. A method whose stages keep something else, or compute gradients in another way, has a
 subclass of `Stage` in its own file.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,27 @@ import numpy as np
 
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
-from fdg_jax.stage.exact_state import Checkpointed, Stash
-from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
-from fdg_jax.stage.nonfinite import guard_statistics
-from fdg_jax.stage.packing import Closure, Layout, on_packed
-from fdg_jax.stage.update import UpdateRule, evaluated, evaluated_elsewhere, first_refused, newest_norm, was_made
+from fdg_jax.stages import hyperparameters
+from fdg_jax.stages.exact_state import Checkpointed, Stash
+from fdg_jax.stages.functions import (
+    Functions,
+    Spec,
+    StageState,
+    flax_variables,
+    make_stage_functions,
+    split_variables,
+)
+from fdg_jax.stages.nonfinite import guard_statistics
+from fdg_jax.stages.packing import Closure, Layout, on_packed
+from fdg_jax.stages.update import (
+    UpdateRule,
+    average,
+    evaluated,
+    evaluated_elsewhere,
+    first_refused,
+    newest_norm,
+    was_made,
+)
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -32,7 +49,7 @@ class Stage(Checkpointed):
 
     A stash refers to the weights of its forward pass even if `stashed` is False (weights="current"), because a
     checkpoint needs them; so "current" saves no memory. Weights are never donated, since stashes refer to them. The
-    arrays of `state`, `line`, `sum` and the stashes are packed (fdg_jax.stage.packing).
+    arrays of `state`, `line`, `sum` and the stashes are packed (fdg_jax.stages.packing).
 
     Arguments:
         spec: what the stage consists of.
@@ -53,12 +70,15 @@ class Stage(Checkpointed):
         cotangent_down: whether its stages send cotangents to the stage below.
         keeps: {name in a checkpoint of what a stage keeps of a batch: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
+        fixed_lengths: whether what it adds to the network fits arrays of the example batch's shapes only, but for the
+            batch size.
         packs: whether small arrays are packed.
         keeps_weights: whether a stash refers to the weights of its forward pass.
     """
 
     backward_at_other_weights = ""
     cotangent_down = True
+    fixed_lengths = False
     keeps: Mapping[str, str] = {"memo": "B"}
     local_loss = False
     packs = True
@@ -89,16 +109,14 @@ class Stage(Checkpointed):
         self.bad: Any = np.int32(0) if guard else None
         self.norm: Any = np.float32(0) if spec.norms else None  # the norm of the newest gradient, also a copy
         self.takes_labels = spec.last or self.local_loss
-        is_end, remembers = spec.k == 1 or not self.cotangent_down, correction.updated is not None
+        is_end = spec.k == 1 or not self.cotangent_down
 
         def gradient(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
             return grads, None if is_end else dx
 
         def updated(params, before, grads):
-            params, opt_state, _ = rule.new_weights(params, before, grads)
-            copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
-            return params, opt_state, (*copies, was_made(before, opt_state) if remembers else None)
+            return reported_update(rule, params, before, grads)
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
         # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds
@@ -112,12 +130,13 @@ class Stage(Checkpointed):
         self._add = programs.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._divide = programs.jit(divided)
         self._update = program(updated, "params opt_state grads", "params opt_state report", donate_argnums=1)
-        self._remember = program(rule.remember, "params params state made", "state") if remembers else None
+        self._remember = program(rule.remember, "params params state made", "state") if correction.updated else None
         self._ahead = program(correction.forward, "params state", "params") if correction.forward else None
         self._back = program(correction.backward, "params state", "params") if correction.backward else None
         self._evaluated = program(evaluated, "params opt_state", "params")
+        self._average = program(average, "params opt_state", "params") if spec.ema else None
         self._elsewhere = evaluated_elsewhere(state.opt_state)
-        self._outputs = program(functions.outputs, "params extra x", "y")
+        self._outputs = program(functions.outputs, "params extra x key", "y")
         self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
@@ -129,7 +148,7 @@ class Stage(Checkpointed):
 
     def update_rule(self, spec: Spec) -> UpdateRule:
         """How a gradient becomes new weights; a method's stages may have another rule."""
-        return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms)
+        return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms, spec.ema)
 
     def program(self, function: Callable, takes: str, gives: str, **options: Any) -> Callable[..., Any]:
         """Compiles a function on plain trees as a program on the stage's packed arrays.
@@ -263,9 +282,10 @@ class Stage(Checkpointed):
         _, _, closure = self._forward.eval_shape(state.params, state.extra, x, labels)
         return {"B": Stash(0, closure, state.params, state.extra, x, 0, labels)}
 
-    def outputs(self, x: Tree) -> Tree:
-        """Dispatches a forward pass in evaluation mode, with the newest weights and statistics."""
-        return self._outputs(self.evaluated_params(), self.state.extra, x)
+    def outputs(self, x: Tree, key: Any = None) -> Tree:
+        """Dispatches a forward pass in evaluation mode, with the newest weights and statistics. key: a random key, for
+        a stage that draws in evaluation."""
+        return self._outputs(self.evaluated_params(), self.state.extra, x, self.place.put_weights(key))
 
     def evaluated_params(self) -> Tree:
         """The newest weights, at the point where the optimizer wants them evaluated."""
@@ -277,9 +297,50 @@ class Stage(Checkpointed):
         layout, state = self.layout, self.state
         return flax_variables(layout.params.unpack_now(self.evaluated_params()), layout.extra.unpack_now(state.extra))
 
+    def own_trees(self, variables: Mapping[str, Tree]) -> tuple[Tree, Tree]:
+        """The inverse of `variables`: (params, extra) as the stage has them, with what the method adds."""
+        params, extra = split_variables(variables)
+        return params, {**self.layout.extra.unpack_now(self.state.extra), **extra}
+
+    def holding(self, variables: Mapping[str, Tree]) -> Self:
+        """A copy of this stage with other Flax variables, for evaluation alone."""
+        params, extra = self.place.put_weights(self.own_trees(variables))
+        layout = self.layout
+        return self.evaluated_at(params=layout.params.pack_now(params), extra=layout.extra.pack_now(extra))
+
+    def averaged(self) -> Self:
+        """A copy of this stage with the average of its weights, for evaluation alone."""
+        assert self._average
+        opt_state = self._copy(self.state.opt_state)  # the next update donates it
+        return self.evaluated_at(params=self._average(self.state.params, opt_state))
+
+    def evaluated_at(self, **parts: Tree) -> Self:
+        """A copy of this stage that is evaluated at other parts of its state, whatever its optimizer."""
+        other = copy.copy(self)
+        other.state, other._elsewhere = self.state._replace(**parts), False
+        return other
+
+    def optimizer_state(self) -> Tree:
+        """The state of the user's optimizer, as optax has it. No later update donates its arrays."""
+        return hyperparameters.of_user(self.layout.opt_state.unpack_now(self._copy(self.state.opt_state)))
+
+    def with_hyperparameters(self, values: Mapping[str, Any]) -> StageState:
+        """The stage's state with other values of injected hyperparameters. Raises BadInput if it cannot have them."""
+        opt_state = self.layout.opt_state.unpack_now(self.state.opt_state)
+        changed = self.place.put_weights(hyperparameters.with_values(opt_state, values, self.k))
+        return self.state._replace(opt_state=self.layout.opt_state.pack_now(changed))
+
     def auxiliary(self) -> Tree:
         """The trained parameters that the method adds to the network's."""
         return ()
+
+
+def reported_update(rule: UpdateRule, params: Tree, before: Tree, grads: Tree) -> tuple[Tree, Tree, tuple[Any, ...]]:
+    """An update: (the weights, the optimizer's state, what the host sees of it). The latter are copies, since the next
+    update donates the state: the number of the first refused update, the norm of the gradient, whether it was made."""
+    params, opt_state, _ = rule.new_weights(params, before, grads)
+    copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
+    return params, opt_state, (*copies, was_made(before, opt_state) if rule.correction.updated else None)
 
 
 def divided(grads: Tree, n: jax.Array) -> Tree:

@@ -1,0 +1,209 @@
+"""Makes stages of modules as they come: with other names of the training switch, with several inputs, with auxiliary
+outputs, or as plain functions. `stage` and `from_functions` say in a line what a wrapper class would say in ten.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.errors import BadInput
+from fdg_jax.stages.around import Around, Held, name_of
+from fdg_jax.stages.reported import METRICS
+from fdg_jax.stages.switches import LOSSES, SWITCHES, Tell, arguments
+
+Tree = Any
+
+
+class Call(NamedTuple):
+    """How an `Adapted` calls its module. The fields are the arguments of `stage`; tells: whether
+    switches that nobody sets are set."""
+
+    tells: bool
+    switch: tuple[tuple[str, bool | None], ...]
+    inputs: tuple[tuple[str | int, str], ...]
+    output: str | None
+    carry: tuple[str, ...]
+    aux: str | float | None
+    rngs: tuple[tuple[str, str], ...]
+
+
+def stage(
+    module: Any,
+    *,
+    switch: str | Mapping[str, bool] | None = None,
+    inputs: str | tuple[str, ...] | Mapping[str, str] = (),
+    output: str | None = None,
+    carry: tuple[str, ...] = (),
+    aux: str | float | None = None,
+    rngs: tuple[str, ...] | Mapping[str, str] = (),
+) -> nn.Module:
+    """Makes a stage, or a block, of a module that was not written for this library. Its variables keep their names.
+
+    The switches `train`, `training`, `is_training`, `deterministic` and `use_running_average` of the module and of all
+    its parts are set, whether they are arguments or fields, unless the module sets them itself; so
+    `stage(nn.Sequential([nn.Dense(8), nn.BatchNorm(), nn.Dropout(0.1)]))` is whole. Parts within nn.jit or nn.remat
+    are not reached; `init` refuses these.
+
+    Arguments:
+        module: a linen module, or what `fdg_jax.from_nnx` takes.
+        switch: a switch of another name, with its value in training, as {"testing": False}; or the name of a field that
+            was given a value when the module was made, and is to be set all the same, as "train".
+        inputs: which entries of the message, a dictionary, the module takes: one name; several, by position; or
+            {argument: name}. By default it takes the message as it is.
+        output: the name of the module's output in the message to the next stage; by default, where `carry` is given,
+            that of its first input.
+        carry: the entries of the message that go on to the next stage untouched, such as ("mask",).
+        aux: for a module that returns (y, aux): "loss", which minimises the sum of aux as well; a number, which does so
+            with this weight; "metric", which reports it in `Metrics.metrics`, a number as "aux" and a dictionary of
+            numbers under its names; or "drop".
+        rngs: random streams that the module asks for with `has_rng` first; or {argument: stream} for arguments of its
+            call that take a key. In evaluation such an argument is None unless a key is given there.
+
+    Returns: a linen module with `__call__(x, train)`.
+
+    Raises:
+        BadInput: an argument does not fit the module.
+
+    Example: `stage(TransformerLayer(), inputs=("x", "mask"), carry=("mask",), aux="loss")`
+    """
+    if not isinstance(module, nn.Module):
+        from fdg_jax.stages.from_nnx import from_nnx  # here: importing flax.nnx takes half a second
+
+        module = from_nnx(module)
+    named = {switch: SWITCHES.get(switch)} if isinstance(switch, str) else dict(switch or {})
+    takes, who = set(inspect.signature(type(module).__call__).parameters), type(module).__name__
+    for name, value in named.items():
+        if value is None:
+            fact = f"switch={name!r} does not say which way it points"
+            raise BadInput(f"{fact}. Give switch={{{name!r}: its value in training}}.")
+        if name not in takes and name not in vars(module):
+            raise BadInput(f"{who} has no argument or field `{name}`: its call takes {', '.join(sorted(takes))}.")
+    for name in SWITCHES if switch is None else ():
+        field = vars(module).get(name)
+        if isinstance(field, bool) and field != getattr(type(module), name, None):
+            fact = f"{who} was made with {name}={field}, which may be its switch or be meant to stay"
+            raise BadInput(f"{fact}. Give switch={name!r} to have it set, or switch={{}} to have everything stay.")
+    of = [inputs] if isinstance(inputs, str) else inputs
+    routes = tuple(of.items() if isinstance(of, Mapping) else enumerate(of))
+    if carry and not routes:
+        raise BadInput(f"carry={carry} needs a message of named entries: say which ones {who} takes, as inputs='x'.")
+    if isinstance(aux, str) and aux not in ("loss", "metric", "drop"):
+        raise BadInput(f"aux={aux!r} is not known. Give 'loss', a weight such as 0.01, 'metric' or 'drop'.")
+    streams = tuple(rngs.items() if isinstance(rngs, Mapping) else (("", name) for name in rngs))
+    output = output or (routes[0][1] if carry else None)
+    return Adapted(Held(module), Call(switch != {}, tuple(named.items()), routes, output, tuple(carry), aux, streams))
+
+
+class Adapted(Around):
+    """The linen module that `stage` returns. how: its arguments."""
+
+    how: Call
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing in the module is set for training, because `stage` was told so."""
+        return not self.how.tells
+
+    def __call__(self, x: Any, train: bool) -> Any:
+        how, who = self.how, name_of(self)
+        for name in {each for _, each in how.inputs} | {*how.carry}:
+            if not isinstance(x, Mapping) or name not in x:
+                has = f"has {', '.join(map(str, x))}" if isinstance(x, Mapping) else "is no dictionary"
+                raise BadInput(
+                    f"{who} takes or carries {name!r}, and its message {has}. The stage before passes an entry on with "
+                    f"fdg_jax.stage(module, inputs=..., carry=({name!r},))."
+                )
+        module, given, named = self.inner, [x], {}
+        if how.inputs:
+            given = [x[name] for at, name in how.inputs if isinstance(at, int)]
+            named = {at: x[name] for at, name in how.inputs if isinstance(at, str)}
+        elif how.tells and not how.switch:
+            given, named = arguments(module, x, train)
+        for argument, stream in how.rngs:
+            key = self.make_rng(stream) if train or self.has_rng(stream) else None
+            named |= {argument: key} if argument else {}
+        for name, trains in how.switch:
+            if name in inspect.signature(type(module).__call__).parameters:
+                named[name] = trains is train
+            else:
+                object.__setattr__(module, name, trains is train)  # `inner` is a copy for this call
+        with nn.intercept_methods(Tell(train)) if how.tells else nullcontext():
+            y = module(*given, **named)
+        if how.aux is not None:
+            y = self.without_aux(y)
+        return y if how.output is None else {**{name: x[name] for name in how.carry}, how.output: y}
+
+    def without_aux(self, result: Any) -> Any:
+        """y of a module's (y, aux). The rest is sown as `aux` says."""
+        if not isinstance(result, tuple):
+            fact = f"aux={self.how.aux!r}, and {name_of(self)} does not return a tuple (y, aux)"
+            raise BadInput(f"{fact}. Leave aux out.")
+        (y, *rest), aux = result, self.how.aux
+        if aux == "metric":
+            self.sow(METRICS, "aux", rest[0] if len(rest) == 1 else rest)
+        elif aux is not None and aux != "drop":
+            total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(rest))
+            self.sow(LOSSES, "aux", total if isinstance(aux, str) else total * aux)
+        return y
+
+
+def from_functions(init: Callable[..., Tree], apply: Callable[..., Tree], state: bool = False) -> nn.Module:
+    """Makes a stage, or a block, of two pure functions, as Haiku and Equinox have or give them.
+
+    Arguments:
+        init: (key, x) -> the parameters, a tree; or, with `state`, (parameters, state).
+        apply: (parameters, x) -> y; or, with `state`, (parameters, state, x) -> (y, state). If it has an argument `key`
+            or `rng`, it gets a random key in training, and in evaluation None or the key that is given there. If it has
+            an argument `train`, or a switch of another usual name, that is set.
+        state: whether there is a state beside the parameters, such as batch statistics. It is kept in training.
+
+    Returns: a linen module with `__call__(x, train)`.
+
+    Example: `from_functions(net.init, lambda params, x, key: net.apply(params, key, x))`, for a `net` of hk.transform
+    """
+    return FromFunctions(init, apply, state)
+
+
+class FromFunctions(nn.Module):
+    """The linen module that `from_functions` returns. The fields are its arguments."""
+
+    init_: Callable[..., Tree]
+    apply_: Callable[..., Tree]
+    state: bool
+
+    @nn.compact
+    def __call__(self, x: Any, train: bool) -> Any:
+        first = cache(lambda: self.init_(self.make_rng("params"), x))
+        params = self.kept("params", lambda: first()[0] if self.state else first())
+        takes = inspect.signature(self.apply_).parameters
+        named: dict[str, Any] = {name: SWITCHES[name] is train for name in SWITCHES if name in takes}
+        for name in {"key", "rng"} & takes.keys():
+            named[name] = self.make_rng("dropout") if train or self.has_rng("dropout") else None
+        if not self.state:
+            return self.apply_(params, x, **named)
+        before = self.kept("state", lambda: first()[1])
+        y, after = self.apply_(params, before, x, **named)
+        if train and not self.is_initializing():
+            for name, value in as_names(after).items():
+                self.put_variable("state", name, value)
+        return y
+
+    def kept(self, kind: str, make: Callable[[], Tree]) -> Tree:
+        """A tree of variables: those of a dictionary under their own names, any other as one."""
+        names = as_names(make()) if self.is_initializing() else self.variables.get(kind, {})
+        got = {name: self.variable(kind, name, lambda name=name: names[name]).value for name in names}
+        return got.get(WHOLE, got)
+
+
+WHOLE = "tree"  # the name of variables that are no dictionary
+
+
+def as_names(tree: Tree) -> Mapping[str, Tree]:
+    """A tree of variables as a dictionary."""
+    return tree if isinstance(tree, Mapping) else {WHOLE: tree}

@@ -1,0 +1,26 @@
+"""Modules around another one, whose variables keep their names: what `fdg_jax.stage` and `fdg_jax.tie` return."""
+
+import flax.linen as nn
+
+
+class Held:
+    """A module in a field of another one, whose submodule it is not."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+
+class Around(nn.Module):
+    """A module around another one, whose variables it has under the same names."""
+
+    held: Held
+
+    @property
+    def inner(self) -> nn.Module:
+        """The other module, for a call."""
+        return self.held.module.clone(parent=self.scope)
+
+
+def name_of(module: nn.Module) -> str:
+    """The name of a module's class; of one around another, that of the module inside."""
+    return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__

@@ -1,0 +1,49 @@
+"""Numbers that modules sow as "metrics" in training. They travel to stage K beside its inputs and join the metrics of
+the loss there, so that no stage reports anything by itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+METRICS = "metrics"  # the collection whose sown values are reported
+Metrics = Mapping[str, jax.Array]
+
+
+class Reported(NamedTuple):
+    """What a stage takes or gives, with what was sown so far.
+
+    x: the inputs or outputs.
+    metrics: {name: [batch, 2]}, the sum of the numbers sown under this name and how many they are, in every row alike:
+        the first axis of whatever goes between stages is the batch.
+    """
+
+    x: Tree
+    metrics: Metrics
+
+
+def taken(x: Tree) -> tuple[Tree, Metrics]:
+    """(inputs or outputs, what was sown so far)."""
+    return (x.x, x.metrics) if isinstance(x, Reported) else (x, {})
+
+
+def with_sown(y: Tree, metrics: Metrics, sown: Tree) -> Tree:
+    """Outputs with what was sown: `metrics` below, and the collection `sown` in this stage."""
+    found = dict(metrics)
+    for path, value in jax.tree_util.tree_leaves_with_path(sown):
+        name = [each.key for each in path if isinstance(each, jax.tree_util.DictKey)][-1]
+        one = jnp.stack([jnp.asarray(value, jnp.float32), jnp.float32(1)])
+        found[name] = found.get(name, 0) + jnp.broadcast_to(one, (len(jax.tree.leaves(y)[0]), 2))
+    return Reported(y, found) if found else y
+
+
+def joined(report: Tree, metrics: Metrics) -> Tree:
+    """What a loss returned, with the means of what was sown among its metrics."""
+    if not metrics:
+        return report
+    loss, own = report if isinstance(report, tuple | list) else (report, {})
+    means = {name: value[:, 0].mean() / value[:, 1].mean() for name, value in metrics.items()}
+    return loss, {**means, **own}
