@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from small import CLASSES, batches, cross_entropy
+from small import CLASSES, batches, cross_entropy, mostly_slow
 
 import fdg_jax
 from fdg_jax import from_functions, stage, tie
@@ -105,7 +105,7 @@ AS_THEY_COME = {
 }
 
 
-@pytest.mark.parametrize("name", AS_THEY_COME)
+@pytest.mark.parametrize("name", mostly_slow(AS_THEY_COME, "argument"))
 def test_a_switch_is_set_whatever_it_is_called_and_wherever_it_is(name):
     theirs, own = AS_THEY_COME[name]
     same(trained([Told(8), theirs()]), trained([Told(8), own()]))
@@ -153,7 +153,7 @@ class MaskedByHand(nn.Module):
 NAMED = [({"h": x[:4], "mask": MASK}, y[:4]) for x, y in DATA]
 
 
-@pytest.mark.parametrize(("aux", "weight"), [("drop", 0.0), ("loss", 1.0), (0.5, 0.5)])
+@pytest.mark.parametrize(("aux", "weight"), mostly_slow([("drop", 0.0), ("loss", 1.0), (0.5, 0.5)], ("loss", 1.0)))
 def test_inputs_are_taken_by_name_others_carried_on_and_an_auxiliary_output_is_a_loss(aux, weight):
     first = stage(Masked(8, two=True), inputs=("h", "mask"), carry=("mask",), aux=aux)
     last = stage(Masked(CLASSES, two=True), inputs={"x": "h", "mask": "mask"}, aux=aux)
@@ -173,7 +173,10 @@ class Sowing(nn.Module):
         return y, jnp.mean(y)
 
 
-@pytest.mark.parametrize(("method", "engine"), [("bp", "pipeline"), ("fdg", "delay-line"), ("gpipe", "pipeline")])
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    mostly_slow([("bp", "pipeline"), ("fdg", "delay-line"), ("gpipe", "pipeline")], ("fdg", "delay-line")),
+)
 def test_sown_metrics_of_all_stages_are_reported_as_means_beside_those_of_the_loss(method, engine):
     def loss(outputs, labels):
         return cross_entropy(outputs, labels), {"first": outputs[:, 0].mean()}
@@ -205,7 +208,7 @@ class Drawing(nn.Module):
         return y if key is None else y + jax.random.normal(key, y.shape)
 
 
-@pytest.mark.parametrize("rngs", [("noise",), {"key": "noise"}])
+@pytest.mark.parametrize("rngs", [("noise",), pytest.param({"key": "noise"}, marks=pytest.mark.slow)])
 def test_a_module_gets_a_new_key_in_every_step_and_none_in_evaluation(rngs):
     x = DATA[0][0]
     ours = trained([stage(Drawing(), rngs=rngs)], [DATA[0]] * 3, optimizer=optax.sgd(0.0), method="bp")
@@ -215,6 +218,7 @@ def test_a_module_gets_a_new_key_in_every_step_and_none_in_evaluation(rngs):
     np.testing.assert_allclose(ours.predict(x), plain, atol=1e-6)  # another program
 
 
+@pytest.mark.slow
 def test_an_nnx_module_with_a_switch_in_its_call_is_told():
     class Layer(nnx.Module):
         def __init__(self, *, rngs):
@@ -253,6 +257,7 @@ def test_what_does_not_fit_is_refused_with_the_call_that_works(number):
     assert message in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("containers", ["dictionary", "tuple"])
 def test_functions_are_a_stage(containers):
     dense, norm = nn.Dense(CLASSES), nn.BatchNorm(use_running_average=None)
@@ -320,6 +325,7 @@ class Whole(nn.Module):
         return self.third(self.second(self.first(x), train))
 
 
+@pytest.mark.slow
 def test_tied_stages_share_the_weights_of_their_owner_as_plain_flax_does():
     ours = fdg_jax.Pipeline(network(), cross_entropy, optax.sgd(0.3), "bp").init(jax.random.key(0), TOKENS[0])
     a, b, c = ours.export()
@@ -337,6 +343,7 @@ def test_tied_stages_share_the_weights_of_their_owner_as_plain_flax_does():
     close(ours.predict(TOKENS[0][0]), plain.predict(TOKENS[0][0]))
 
 
+@pytest.mark.slow
 def test_a_tied_pipeline_is_late_as_its_delay_line_is_and_goes_back_into_its_stages():
     one, other = trained(network(), TOKENS), trained(network(), TOKENS, engine="delay-line")
     same(one, other, TOKENS[0][0])
@@ -345,6 +352,7 @@ def test_a_tied_pipeline_is_late_as_its_delay_line_is_and_goes_back_into_its_sta
     same(one, again, TOKENS[0][0])
 
 
+@pytest.mark.slow
 def test_two_shared_modules_and_a_shared_stage_are_tied():
     table, layer = nn.Embed(11, 6), Layer()
     stages = tie(tie([Tokens(table), layer, Layer(), layer, Scores(table)], table), layer)

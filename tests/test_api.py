@@ -87,7 +87,8 @@ def test_nothing_compiles_before_the_shapes_are_checked(caplog):
         assert "Finished XLA compilation" in caplog.text
 
 
-@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_the_caller_may_refill_his_buffers_at_once(engine):
     """A CPU device would otherwise compute on what the buffer holds by then; 64-byte aligned memory is aliased."""
     ours, other = pipeline(2, DATA[0], engine=engine), pipeline(2, DATA[0], engine=engine)
@@ -134,6 +135,7 @@ def test_a_batch_unlike_the_example_is_refused_before_anything_is_dispatched(unt
     assert ours.engine.loop.t == 0
 
 
+@pytest.mark.slow
 def test_sequences_of_other_lengths_are_trained_on_evaluated_and_restored():
     def batch(T):
         return np.arange(4 * T, dtype=np.int32).reshape(4, T) % 5, np.arange(4 * T, dtype=np.int32).reshape(4, T) % 3
@@ -175,6 +177,7 @@ def test_methods_with_stages_of_their_own_take_other_lengths_and_other_batch_siz
     assert np.isfinite([each.loss for each in ours.losses(wait=True)]).all()
 
 
+@pytest.mark.slow
 def test_every_shape_compiles_anew_and_the_sixth_says_so_once():
     x, y = DATA[0]
     ours = pipeline(1, DATA[0], stages=[nn.Dense(5)])
@@ -190,6 +193,7 @@ def test_every_shape_compiles_anew_and_the_sixth_says_so_once():
     assert ours.batches == 7
 
 
+@pytest.mark.slow
 def test_indices_outside_the_images_are_refused():
     x, y = np.concatenate([a for a, _ in DATA]), np.concatenate([b for _, b in DATA])
     for engine in ("pipeline", "scan"):
@@ -203,6 +207,7 @@ def test_sharing_devices_is_said(monkeypatch):
         fdg_jax.Pipeline(parts(2), cross_entropy, recipe())
 
 
+@pytest.mark.slow
 def test_sequences_are_scored_by_label_and_labels_may_be_any_tree():
     x, y = np.zeros((16, 7, 8), np.float32), np.zeros((16, 7), np.int32)
     ours = pipeline(1, (x, y), stages=[nn.Dense(5)])
@@ -217,6 +222,7 @@ def pipeline_with_tree_labels(x, labels):
     return made.init(jax.random.PRNGKey(0), (x, labels))
 
 
+@pytest.mark.slow
 def test_a_caller_who_never_asks_for_losses_does_not_collect_them_for_ever(monkeypatch):
     monkeypatch.setattr("fdg_jax.engine.losses.MOST_KEPT", 4)
     ours = pipeline(1, DATA[0])
@@ -225,6 +231,7 @@ def test_a_caller_who_never_asks_for_losses_does_not_collect_them_for_ever(monke
     assert [m.step for m in ours.losses(wait=True)] == [6, 7, 8, 9]
 
 
+@pytest.mark.slow
 def test_step_returns_the_newest_finished_metrics():
     ours = pipeline(3, DATA[0])
     seen = []
@@ -235,6 +242,7 @@ def test_step_returns_the_newest_finished_metrics():
     assert [m.step for m in seen if m] == sorted(m.step for m in seen if m) and seen[-1].step >= 17
 
 
+@pytest.mark.slow
 def test_several_arrays_may_pass_between_stages():
     class Fork(nn.Module):
         @nn.compact

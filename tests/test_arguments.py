@@ -172,7 +172,10 @@ class NnxSwitched(nnx.Module):
 
 
 @pytest.mark.parametrize(("module", "said"), [
-    (nn.Sequential([nn.Dense(5), Switched()]), r"layers_1 \(Switched\) has an argument `deterministic`.*it is True"),
+    pytest.param(
+        nn.Sequential([nn.Dense(5), Switched()]), r"layers_1 \(Switched\) has an argument `deterministic`.*it is True",
+        marks=pytest.mark.slow,
+    ),
     (nn.Sequential([Field()]), r"layers_0 \(Field\) has a field `train`.*it is False"),
     (nn.BatchNorm(use_running_average=True), r"`use_running_average`.*nn\.BatchNorm\(\)\(x, use_running_average=True"),
     (nn.Sequential([nn.Dropout(0.5)]), r"\"deterministic\" must be passed.*fdg_jax\.stage\(module\) sets"),
@@ -226,6 +229,7 @@ def test_asking_for_devices_too_late_is_said():
         stage_devices(there + 1)  # tells it in its own words
 
 
+@pytest.mark.slow
 def test_the_delay_line_takes_the_one_device_that_it_computes_on():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -262,6 +266,7 @@ class OfOneSize(nn.Module):
         return nn.Dense(5)(x.reshape(16, -1))
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_too_short_for_a_later_stage_is_refused_before_it_enters():
     ours = given(stages=[nn.Dense(12), OfOneSize()]).init(KEY, DATA[0])
     ours.step(DATA[0])

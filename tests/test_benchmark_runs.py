@@ -67,10 +67,13 @@ FAST_PATHS = ("batch_norm", "forward_conv", "input_gradient", "weight_gradient",
 @pytest.mark.parametrize(
     ("flags", "names", "last", "whole"),
     [
-        ([], ["plain", *(f"cured {name}" for name in FAST_PATHS), "all cured"], "gain_percent", None),
+        pytest.param(
+            [], ["plain", *(f"cured {name}" for name in FAST_PATHS), "all cured"], "gain_percent", None,
+            marks=pytest.mark.slow,
+        ),
         (["--blocks"], ["block000", "block001"], "share_percent", 100),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("dense")
 def test_block_cost_has_a_row_for_each_choice_of_layers_or_block(flags, names, last, whole, measured):
     rows, table = measured("block_cost", *flags, *TINY, "--rounds", "2")
@@ -199,6 +202,7 @@ def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
         parse(side)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dense")
 def test_ticks_without_end_leave_nothing_behind():
     trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))

@@ -5,7 +5,7 @@ import warnings
 import jax
 import optax
 import pytest
-from small import batches, pipeline
+from small import batches, mostly_slow, pipeline
 
 from fdg_jax import cli, recipe
 from fdg_jax.checks import no_effect
@@ -74,7 +74,7 @@ def test_a_run_that_ends_within_its_warm_up_says_how_high_its_learning_rate_gets
 PARAMS = {"kernel": jax.ShapeDtypeStruct((3, 3, 8, 16), "float32"), "bias": jax.ShapeDtypeStruct((16,), "float32")}
 
 
-@pytest.mark.parametrize("name", ["sgd", *recipe.SCALE_FREE])
+@pytest.mark.parametrize("name", mostly_slow(["sgd", *recipe.SCALE_FREE], "sgd", "adamw", "lion", "nadam"))
 def test_trying_an_optimizer_finds_what_the_command_knows_by_name(name):
     rate = optax.linear_schedule(0.0, 0.1, 100)  # the first update is none
     made = recipe.optimizer(name, rate, momentum=0.9, weight_decay=0.1, clip_norm=1.0)

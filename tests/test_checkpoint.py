@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tensorstore
-from small import batches, pipeline
+from small import batches, mostly_slow, pipeline
 
 from fdg_jax.checkpoint import folder, manifest
 from fdg_jax.checkpoint import state as states
@@ -35,7 +35,7 @@ def on_the_way():
     return ours, two, ours.state()
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line"], "pipeline"))
 def test_the_disk_changes_nothing(tmp_path, engine):
     ours = stepped(engine=engine)
     state = ours.state()

@@ -9,6 +9,7 @@ import re
 
 import pytest
 from cifar_processes import SHORT, command, finish, started
+from small import mostly_slow
 
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
@@ -120,7 +121,7 @@ def place(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", BAD)
+@pytest.mark.parametrize("words", mostly_slow(BAD, *(words for words in BAD if "--epochs" not in words)))
 def test_wrong_input_is_answered_by_one_message_and_exit_code_2(words, place, monkeypatch, capsys):
     from fdg_jax.experiments.cifar import main
 
@@ -157,6 +158,7 @@ def test_resuming_a_damaged_run_is_answered_before_any_work(file, content, messa
     assert message in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(huge_pages.gpu_visible({}), reason="there is a GPU")
 def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
     words = [*SHORT.split(), "--run-dir", str(tmp_path / "run")]
@@ -167,6 +169,7 @@ def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_process_says_it_on_stderr_without_a_traceback(place):
     words = "--dataset cifar10 --data-dir empty"
     code, out, err = finish(command(*words.split(), cwd=place))
@@ -174,6 +177,7 @@ def test_a_process_says_it_on_stderr_without_a_traceback(place):
     assert BAD[words] in err and err.count("\n") == 1 and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_help_and_refusals_start_no_backend(place):
     """XLA reads its settings when a backend starts, and these follow from the flags. Here none could start."""
     code = "import sys; from fdg_jax.experiments.cifar import main\nfor words in sys.argv[1:]: "

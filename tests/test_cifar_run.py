@@ -25,6 +25,7 @@ def short_run(tmp_path_factory):
     return path, out
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_the_interface_promises(short_run):
     path, _ = short_run
     files = "config.json metrics.jsonl summary.json report.html curves.png checkpoints tensorboard"
@@ -44,6 +45,7 @@ def test_a_run_leaves_everything_the_interface_promises(short_run):
     assert config["devices"] == ["cpu:0", "cpu:1"]
 
 
+@pytest.mark.slow
 def test_every_batch_is_in_the_metrics_and_the_ragged_one_too(short_run):
     events = read_metrics(short_run[0] / "metrics.jsonl")
     train = [event for event in events if "train_loss" in event]
@@ -53,6 +55,7 @@ def test_every_batch_is_in_the_metrics_and_the_ragged_one_too(short_run):
     assert [event["step"] for event in events if "test_loss" in event] == [4, 8]
 
 
+@pytest.mark.slow
 def test_the_start_says_what_each_stage_costs_holds_and_sends_and_so_does_the_config(short_run):
     path, out = short_run
     first, last = read(path / "config.json")["stages"]
@@ -69,6 +72,7 @@ def test_the_start_says_what_each_stage_costs_holds_and_sends_and_so_does_the_co
     assert f"{first['share_percent']:.0f}% of the FLOPs" in out and f"sends {first['sends']}" in out
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):
     path, _ = short_run
     before, page = (path / "summary.json").read_text(), (path / "report.html").read_text()

@@ -117,6 +117,7 @@ def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
             assert last.seconds == pytest.approx(150_000 / of_run["images_per_second"])
 
 
+@pytest.mark.slow
 def test_options_that_a_method_does_not_have_are_left_out(tmp_path):
     found = compared(made(tmp_path, "b", method="bp", K=1, beta=0.25), made(tmp_path, "f", beta=0.5))
     assert [group.name for group in found.groups] == ["bp, K=1", "fdg, K=2, beta=0.5"]

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CurrentPart, as_functions, cross_entropy, fed, leaves, parts, pipeline, recipe
+from small import CurrentPart, as_functions, cross_entropy, fed, leaves, mostly_slow, parts, pipeline, recipe
 from stages_of_layers import ROUNDING
 from test_correction_oracles import DATA, Anticipating, M, each
 
@@ -143,7 +143,7 @@ def test_nesterov_is_the_iteration_of_asynchronous_nesterovs_theorem():
     np.testing.assert_allclose(delayed(theorem), delayed(nesterov), **EXACTLY)
 
 
-@pytest.mark.parametrize("prediction", ["linear", "spike"])
+@pytest.mark.parametrize("prediction", mostly_slow(["linear", "spike"], "linear"))
 def test_behind_adamw_prediction_is_pipeoptims_but_for_which_weights_decay_and_behind_adam_msnags(prediction):
     """PipeOptim: w - s rate (M^ / (sqrt(V^) + eps) + decay w); here the last w is that before the update.
 
@@ -249,6 +249,7 @@ def x_form(inner, c):
     return optax.GradientTransformation(init, update)
 
 
+@pytest.mark.slow
 def test_anticipation_is_the_optax_wrapper_that_trains_the_anticipating_weights():
     """Weight decay is in it: it is taken at y. And y, which is evaluated, is not what the wrapper trains."""
     ours = pipeline(2, DATA[0], correct="anticipate", prediction="linear")

@@ -116,7 +116,7 @@ RULES = {
 TOLERANCE = {"dc_asgd adaptive": {"rtol": 0, "atol": 1e-4}, "gap_aware": {"rtol": 0, "atol": 3e-5}}
 
 
-@pytest.mark.parametrize("name", mostly_slow(list(RULES), "anticipate", "dc_asgd adaptive", "gap_aware"))
+@pytest.mark.parametrize("name", mostly_slow(list(RULES), "anticipate", "dc_asgd adaptive"))
 def test_a_correction_trains_as_its_oracle_and_not_as_without_it(name):
     options, rule = RULES[name]
     asked = {"correct": name.partition(" ")[0], "learning_rate": RATE, "momentum": M, **options}
@@ -165,6 +165,7 @@ def late_by(tau, chain):
     return optax.GradientTransformation(init, update)
 
 
+@pytest.mark.slow
 def test_an_optax_chain_behind_a_queue_of_gradients_is_the_delay_line():
     ours = pipeline(3, DATA[0], engine="delay-line")
     start = jax.device_get(ours.params)
@@ -227,6 +228,7 @@ def test_t2_without_memory_and_with_equal_updates_finds_the_weights_of_the_forwa
     assert float(correction.backward(w[8], state)) == float(w[3])
 
 
+@pytest.mark.slow
 def test_t2_without_memory_takes_the_gradients_of_stashed_weights_where_all_updates_are_equal():
     """So the staleness that it is told, and the versions between F and B, are those of the schedule."""
     equal = optax.stateless(lambda updates, params: each(lambda u: jnp.full_like(u, 1 / 16), updates))

@@ -73,7 +73,7 @@ def options_of(correct):
 
 
 @pytest.mark.filterwarnings("ignore:.*no gradient is late")
-@pytest.mark.parametrize("correct", EVERY)
+@pytest.mark.parametrize("correct", mostly_slow(EVERY, "anticipate"))
 def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
     options = {"beta": 0.5} if correct == "shrink" else {"method": "bp"}
     current = at_current_weights(correct)
@@ -89,6 +89,7 @@ def uncorrected(K, **options):
     return trained(K, "none", **options)[0].parameters_sha256()
 
 
+@pytest.mark.slow
 def test_looking_no_update_ahead_trains_bit_for_bit_as_without():
     with pytest.warns(NoEffect, match="it looks no update ahead"):
         corrected, _ = trained(2, "anticipate", momentum=0.0)  # spike's c is 0 then
@@ -139,6 +140,7 @@ def test_a_resumed_run_is_the_same_run(correct, engine):
     goes_on_exactly(lambda: pipeline(3, DATA[0], engine=engine, **ASKED, **options_of(correct)), DATA, at=7)
 
 
+@pytest.mark.slow
 def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_finite():
     data = [*DATA[:5], (np.full_like(DATA[5][0], np.nan), DATA[5][1]), *DATA[6:]]
     made, _ = trained(2, "ahead", data=data, guard=True)
@@ -147,6 +149,7 @@ def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_fin
     assert kept and all(np.isfinite(value).all() for value in kept.values())
 
 
+@pytest.mark.slow
 def test_a_refused_update_counts_for_the_schedule_of_a_correction_only():
     """So what it counts stays in step with the optimizer, whose learning rate has a schedule."""
     data = [*DATA[:3], (np.full_like(DATA[3][0], np.nan), DATA[3][1]), *DATA[4:]]
@@ -160,7 +163,8 @@ def test_a_refused_update_counts_for_the_schedule_of_a_correction_only():
         assert value == (11 if name.endswith("mean.updates") else 12)
 
 
-@pytest.mark.parametrize("correct", mostly_slow(EVERY, "taylor", "anticipate"))
+@pytest.mark.slow
+@pytest.mark.parametrize("correct", EVERY)
 def test_the_memory_of_a_corrected_stage_is_predicted_to_the_byte(correct):
     asked = {**ASKED, **options_of(correct)}
     predicted, live, _ = predicted_and_live(3, data=batches(14), **asked)
@@ -192,7 +196,7 @@ def test_optimizer_and_front_of_several_corrections_are_nested_in_order():
     assert float(updates) == ((1 * 2 + 1) * 10) * 2 + 1
 
 
-@pytest.mark.parametrize("correct", ["anticipate", "t2"])
+@pytest.mark.parametrize("correct", mostly_slow(["anticipate", "t2"], "anticipate"))
 def test_after_a_drain_a_prediction_begins_anew(correct):
     """The batches that fill the pipeline again meet as few updates as the first ones did."""
     made, _ = trained(3, correct, data=DATA[:5])
@@ -203,6 +207,7 @@ def test_after_a_drain_a_prediction_begins_anew(correct):
     assert any(map(np.any, remembered()))
 
 
+@pytest.mark.slow
 def test_parameters_of_bfloat16_are_corrected_too():
     stages = [nn.Dense(width, param_dtype=jnp.bfloat16) for width in (12, CLASSES)]
     made = pipeline(2, DATA[0], stages=stages, correct="gap_aware,dc_asgd,anticipate", **ASKED)

@@ -53,6 +53,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_corrected_is_refused():
     for asked, fact in REFUSED:
         with pytest.raises(BadInput, match=fact.replace("?", r"\?")):
@@ -131,6 +132,7 @@ WRONG_PARTS = {
 }
 
 
+@pytest.mark.slow
 def test_a_function_that_cannot_train_a_stage_is_refused_before_anything_runs():
     """What a correction remembers is in every checkpoint. One that changed its dtype was trained, and then not read."""
     parts = {}
@@ -163,6 +165,7 @@ def test_a_stage_that_does_not_pass_on_the_old_weights_is_refused_where_they_are
         pipeline(2, DATA[0], method=method, correct="dc_asgd")
 
 
+@pytest.mark.slow
 def test_a_saved_state_of_another_correction_is_refused_though_its_arrays_have_the_same_shapes():
     state = pipeline(2, DATA[0], correct="anticipate", momentum=0.9).state()
     pipeline(2, DATA[0], correct="anticipate", prediction="linear", momentum=0.9).restore(state)
@@ -170,6 +173,7 @@ def test_a_saved_state_of_another_correction_is_refused_though_its_arrays_have_t
         pipeline(2, DATA[0], correct="cosine").restore(state)
 
 
+@pytest.mark.slow
 def test_processes_are_compared_by_all_that_a_correction_is_told():
     def settings(**options):
         made = pipeline(2, DATA[0], accumulate=2, correct="anticipate", **{**ASKED, **options})._configuration

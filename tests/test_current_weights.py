@@ -1,5 +1,6 @@
 """Backward passes at today's weights: an oracle goes back layer by layer; layers that keep old weights are refused."""
 
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,7 @@ from fdg_jax import layers
 from fdg_jax.stages.functions import functions, init_variables, split_variables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [*ORDERS, "ddg"])
 def test_current_weights_are_their_own_oracle(order):
     """Of FDG in both orders and of DDG."""
@@ -32,6 +34,7 @@ def test_current_weights_are_their_own_oracle(order):
     np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **ROUNDING)
 
 
+@pytest.mark.slow
 def test_current_and_stashed_weights_differ_where_there_is_staleness():
     data = batches(12)
     ways = [{"weights": weights} for weights in ("stashed", "current")]
@@ -41,6 +44,7 @@ def test_current_and_stashed_weights_differ_where_there_is_staleness():
     assert max(np.abs(a - b).max() for a, b in zip(*other, strict=True)) > 1e-4
 
 
+@pytest.mark.slow
 def test_current_weights_with_batch_norm_are_their_own_oracle():
     data, K, order = batches(12), 3, "backward-first"
     stages = [Normed(CLASSES if k == K else 12) for k in range(1, K + 1)]
@@ -66,10 +70,14 @@ class Cast(nn.Module):
         return jnp.tanh(nn.Dense(12, dtype=jnp.bfloat16)(x)).astype(jnp.float32)
 
 
+@pytest.mark.slow
 def test_current_weights_are_refused_where_a_module_keeps_cast_ones():
     stages = [nn.Sequential([Cast(), Cast()]), nn.Dense(5)]
     refused(r"stage k=1 \(Sequential\) keeps bfloat16\[8, 12\], made of its weights", stages=stages, weights="current")
     fdg_jax.Pipeline(stages, cross_entropy, recipe()).init(jax.random.PRNGKey(0), DATA[0])
+
+
+LONG = partial(pytest.param, marks=pytest.mark.slow)
 
 
 class Scaled(nn.Module):
@@ -84,8 +92,9 @@ class FlaxNorm(nn.Module):
         return nn.BatchNorm(use_running_average=not train)(x)
 
 
-@pytest.mark.parametrize("layer", [layers.BatchNorm(), nn.PReLU(), FlaxNorm(), nn.WeightNorm(nn.Dense(8)), Scaled()],
-                         ids=lambda layer: type(layer).__name__)  # fmt: skip
+@pytest.mark.parametrize("layer", [
+    LONG(layers.BatchNorm()), nn.PReLU(), FlaxNorm(), LONG(nn.WeightNorm(nn.Dense(8))), Scaled(),
+], ids=lambda layer: type(layer).__name__)  # fmt: skip
 def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_through_old_ones(layer):
     """A closure of the old weights that is given new ones: of a layer that is let pass, dx is what the new weights
     alone would give. Of one that is refused it is not, which is why."""

@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from replicas import NORMS, SIZE, Ks, losses, replicated, statistics
-from small import CLASSES, Part, as_functions, batches, close, cross_entropy, fed, leaves, parts, pipeline, recipe
+from small import (
+    CLASSES,
+    Part,
+    as_functions,
+    batches,
+    close,
+    cross_entropy,
+    fed,
+    leaves,
+    mostly_slow,
+    parts,
+    pipeline,
+    recipe,
+)
 from stages_of_layers import ROUNDING, Two
 
 from fdg_jax.data.augment import train_transform
@@ -19,7 +32,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.data_parallel import ReplicaPlace
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", mostly_slow(NORMS, "sync"))
 @pytest.mark.parametrize("K", Ks)
 def test_data_parallel_is_its_oracle_and_every_example_of_a_batch_that_K_does_not_divide_counts_once(K, norm):
     data = batches(8, SIZE)
@@ -43,6 +56,7 @@ def train_the_same(ours, true, data):
     np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [2])
 def test_without_batch_norm_it_is_backprop_for_any_batch_size(K):
     data = batches(8, SIZE)
@@ -142,6 +156,7 @@ def test_synchronised_replicas_draw_what_backprop_draws():
     np.testing.assert_array_equal(ours, true)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_local_statistics_does_not_fit_synchronised_ones():
     example = batches(1, SIZE)[0]
     with pytest.raises(BadInput, match="this run needs"):

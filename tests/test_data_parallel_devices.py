@@ -7,7 +7,7 @@ import jax
 import pytest
 from cifar_processes import printed
 from replicas import NORMS, SIZE, Ks, devices_of, replicated, residual
-from small import batches, fed
+from small import batches, fed, mostly_slow
 
 
 def recorded(ours, batch):
@@ -29,7 +29,7 @@ def recorded(ours, batch):
     return seen
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", mostly_slow(NORMS, "sync"))
 @pytest.mark.parametrize("K", Ks)
 def test_a_batch_is_spread_over_K_devices_and_weights_are_whole_on_each(K, norm):
     data = batches(3, SIZE)
@@ -54,6 +54,7 @@ def test_a_batch_is_spread_over_K_devices_and_weights_are_whole_on_each(K, norm)
     assert devices_of([s.extra for s in states]) == ({K} if norm == "local" else {1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_program_is_compiled_once(norm):
     """Else what one operation gives would not lie where the next one expects it."""

@@ -116,6 +116,7 @@ def test_a_truncated_shard_is_refused_by_name_with_both_counts(tmp_path, split, 
     refused(tmp_path / "tfds", path, "Is a directory")
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_ever_changes_an_image(tmp_path):
     # array_record checks each record's hash; padding and some of its index may change unnoticed, harmlessly.
     directory, arrays = tfds_directory(tmp_path / "tfds", shards=1)

@@ -46,6 +46,7 @@ def test_a_place_brings_what_device_put_brings(what):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_copied_and_what_is_not_computed_yet_is_not_waited_for():
     here, there = jax.devices()[:2]
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, x: jnp.tanh(x @ x), x))

@@ -42,12 +42,14 @@ def test_the_method_shown_works(tmp_path):
     assert all(names["METHOD"].schedule(3).tick(t) == methods.find("ddg").schedule(3).tick(t) for t in range(1, 12))
 
 
+@pytest.mark.slow
 def test_the_program_shown_runs_and_learns():
     out = printed("-c", shown("README.md", "fdg_jax.Pipeline("))
     error, staleness, updates = re.search(r"error_percent=([\d.]+).*(\[.*?\]) (\[.*?\])", out).groups()
     assert float(error) < 10 and staleness == "[1, 0]" and updates == "[64, 64]"
 
 
+@pytest.mark.slow
 def test_the_loop_shown_is_late_and_learns():
     loss, *stages = printed("-c", shown("docs/late.md", "late.optimizer(")).splitlines()
     assert float(loss) < 0.5 and [re.search(r"staleness=(\d)", line)[1] for line in stages] == ["3", "1", "0"]
@@ -124,6 +126,7 @@ def test_the_schedule_shown_is_the_one_of_ddg(put):
         assert (own.delays, own.ticks(7)) == (ours.delays, ours.ticks(7))
 
 
+@pytest.mark.slow
 def test_the_method_with_a_stage_of_its_own_stands_still_and_then_trains(put):
     put(methods, "still_first", shown("docs/extending.md", "StandsStill"))
     seen = batches(8)
@@ -153,6 +156,7 @@ def test_the_data_set_is_read_and_a_missing_file_is_refused(put, tmp_path):
     np.testing.assert_allclose(found.mean, images[0].mean((0, 1, 2)) / 255, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_transport_shown_rounds_what_goes_between_stages_and_nothing_else(put, monkeypatch):
     put(transport, "in_bfloat16", shown("docs/extending.md", "class InBfloat16"))
 

@@ -95,6 +95,7 @@ def trained(**options):
     return made
 
 
+@pytest.mark.slow
 def test_pipeline_takes_a_method_that_lies_in_no_folder():
     METHOD = example("slow_link").METHOD
     ours = trained(method=METHOD, link_ticks=0)
@@ -103,6 +104,7 @@ def test_pipeline_takes_a_method_that_lies_in_no_folder():
         pipeline(2, DATA[0], method=METHOD, link_ticks=-1)
 
 
+@pytest.mark.slow
 def test_pipeline_takes_a_correction_that_lies_in_no_folder():
     CORRECTION = example("trust").CORRECTION
     change = CORRECTION.make(Late(1, 2, 1.0), distrust=2.0).gradient
@@ -163,10 +165,10 @@ def loss(logits, labels):
 @pytest.mark.parametrize(
     ("K", "ours", "theirs"),
     [
-        (1, {}, {}),
-        (3, {}, {}),
+        pytest.param(1, {}, {}, marks=pytest.mark.slow),
+        pytest.param(3, {}, {}, marks=pytest.mark.slow),
         (3, {"beta": 0.5}, {"beta": 0.5}),
-        (4, {"ahead": True}, {"correct": "anticipate", "prediction": "last"}),
+        pytest.param(4, {"ahead": True}, {"correct": "anticipate", "prediction": "last"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_library_computes_the_losses_of_the_idea_in_one_file(K, ours, theirs):

@@ -180,6 +180,7 @@ def test_a_refusal_stops_the_others_and_a_failure_does_not(tmp_path, stand_in, c
     assert capsys.readouterr().out.count(said) == times
 
 
+@pytest.mark.slow
 def test_a_signal_is_handed_on_once_and_nothing_more_is_started(tmp_path, stand_in):
     stand_in(seconds=60)
     code = (

@@ -108,6 +108,7 @@ def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
     assert "Python 3.11.7, JAX 0.10.2" in text and "`aaaaaaaaaa`, `bbbbbbbbbb-dirty`" in text
 
 
+@pytest.mark.slow
 def test_every_table_renders_where_nothing_has_run(tmp_path, own_cache):
     for name in experiments.names():
         table, results = experiments.find(name), tmp_path / name

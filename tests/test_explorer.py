@@ -48,6 +48,7 @@ def test_the_page_has_every_method_with_every_option_that_changes_its_schedule()
     assert len({variant.key for variant in VARIANTS}) == len(VARIANTS) == len(found) - 3 + 2 * 4 + 4 + 4
 
 
+@pytest.mark.slow
 def test_operations_versions_and_updates_are_those_of_a_run_on_integers(data):
     """For every method, option and K."""
     assert len(data["schedules"]) == len(VARIANTS) * 8
@@ -85,6 +86,7 @@ def check_times(data, asked: list[tuple[Variant, int, Times]]) -> None:
         assert made["busy"] == pytest.approx(simulated.utilisation), (variant.key, K, at)
 
 
+@pytest.mark.slow
 def test_times_are_the_simulators_for_a_sample_of_all_choices(data):
     drawn = random.Random(23)
     few = [(variant, drawn.choice((1, 2, 3, 4))) for variant in VARIANTS for _ in range(2)]

@@ -60,6 +60,7 @@ def as_nnx(block, variables):
     return block
 
 
+@pytest.mark.slow
 def test_bp_of_nnx_stages_is_nnx_trained_by_hand():
     ours = made(two(), "bp")
     stages = [Block(8, 12, rngs=nnx.Rngs(0)), Block(12, CLASSES, rngs=nnx.Rngs(0))]
@@ -101,6 +102,7 @@ class Whole(nnx.Module):
         return self.second(self.first(x))
 
 
+@pytest.mark.slow
 def test_dropout_is_off_in_evaluation_and_drops_other_units_in_every_step():
     class Dropped(nnx.Module):
         """Remembers which units it kept."""
@@ -130,6 +132,7 @@ def test_dropout_is_off_in_evaluation_and_drops_other_units_in_every_step():
     assert again.state_sha256() == ours.state_sha256()
 
 
+@pytest.mark.slow
 def test_a_module_that_is_there_already_begins_with_its_weights_and_stays_as_it_is():
     block = Block(8, CLASSES, rngs=nnx.Rngs(7))
     block.eval()
@@ -153,6 +156,7 @@ def test_blocks_of_nnx_are_cut_and_are_parts_of_linen_modules():
     np.testing.assert_allclose(y, ours.predict(X), **CLOSE)
 
 
+@pytest.mark.slow
 def test_losses_that_nnx_modules_sow_are_minimised_and_what_else_they_sow_is_dropped():
     class Sowing(nnx.Module):
         def __init__(self, scale):
@@ -224,6 +228,7 @@ def test_what_cannot_work_is_said_in_one_sentence():
             made([make()])
 
 
+@pytest.mark.slow
 def test_an_nnx_module_that_draws_in_evaluation_is_evaluated_with_a_key():
     ours = made([from_nnx(Stubborn, "noise")])
     with pytest.raises(BadInput, match=r"k=1 \(FromNNX\) draws random numbers in evaluation, too: give predict key="):
@@ -233,6 +238,7 @@ def test_an_nnx_module_that_draws_in_evaluation_is_evaluated_with_a_key():
     assert np.abs(one - other).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_run(tmp_path):
     page = (Path(__file__).parent.parent / "docs/own-modules.md").read_text()
     block, weights, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

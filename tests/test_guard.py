@@ -66,7 +66,7 @@ def test_after_a_refused_update_the_moments_are_the_old_ones_and_the_rate_is_tha
 @pytest.mark.parametrize(("state", "counts"), [  # after a made and a refused update
     (optax.partition({0: optax.adam(RATE), 1: optax.sgd(RATE)}, {"a": 0, "b": 1}), [1, 2, 2]),  # Adam's, two schedules'
     (optax.masked(optax.adam(RATE), {"a": True, "b": False}), [1, 2]),
-    (rotation(RATE), [1, 2]),
+    LONG(rotation(RATE), [1, 2]),
     (optax.MultiSteps(optax.sgd(RATE), 2).gradient_transformation(), [1, 0, 0]),  # waits for its second gradient
     (gap_aware.make(Late(1, 2, 2.0, RATE)), [1, 2]),
 ])  # fmt: skip
@@ -86,6 +86,7 @@ def test_a_refused_update_counts_for_schedules_and_not_for_means(state, counts):
         assert old.dtype == np.int32 or np.array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_a_guard_changes_no_bit_of_a_sound_run():
     """Of the host loop; a scan is one program, which rounds otherwise."""
     hashes, K = [], 2
@@ -109,7 +110,8 @@ def poison(ours, k):
         stage.state = stage.state._replace(params=jax.tree.map(lambda a: a * np.nan, stage.state.params))
 
 
-@pytest.mark.parametrize(("engine", "k"), [("pipeline", 2), LONG("pipeline", 1), LONG("scan", 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "k"), [("pipeline", 2), ("pipeline", 1), ("scan", 2)])
 def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
     ours, at = pipeline(3, DATA[0], guard=True, engine=engine), 5
     for batch in DATA[:at]:
@@ -200,7 +202,8 @@ def test_a_loss_that_is_not_finite_updates_nothing_though_its_gradients_are_fini
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("options", [{"method": "dni"}, *map(LONG, [{"engine": "scan"}, {"method": "fr"}])], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"method": "dni"}, {"engine": "scan"}, {"method": "fr"}], ids=str)
 def test_running_statistics_of_a_lost_batch_are_not_kept(options):
     ours = pipeline(2, DATA[0], guard=True, **options)
     for number, (x, labels) in enumerate(DATA):
@@ -233,6 +236,7 @@ class Widening(nn.Module):
         return nn.Dense(5)(x)
 
 
+@pytest.mark.slow
 def test_a_collection_that_changes_its_dtype_is_refused_in_a_sentence_with_a_guard_too():
     with pytest.raises(BadInput, match=r"was int32.* at first and became float32"):
         pipeline(2, DATA[0], guard=True, stages=[Widening(), nn.Dense(5)]).step(DATA[0])

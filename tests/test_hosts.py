@@ -134,6 +134,7 @@ def test_a_host_that_is_cut_off_is_named_and_the_others_end_at_its_missing_heart
         assert f"(process {other}), which is late." in text or f"for process {other}, which is late." in text, text
 
 
+@pytest.mark.slow
 @needs_hosts
 def test_a_wire_has_its_bandwidth_and_a_cut_one_carries_nothing():
     with Hosts(2) as there:

@@ -130,6 +130,7 @@ def slowest_loop(schedule, cost, lengths):
 LENGTH = st.fractions(0, 5, max_denominator=7)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)  # a busy machine is no failure
 @given(name=st.sampled_from(methods.names()), K=st.integers(1, 3), lengths=st.builds(Time, LENGTH, LENGTH, LENGTH))
 def test_the_barrier_free_time_is_that_of_the_slowest_loop_of_waiting_operations(name, K, lengths):
@@ -171,6 +172,7 @@ def printed():
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_the_command_prints_both_tables_for_every_method(printed):
     first, second = table(printed, "Table 1"), table(printed, "Table 2")
     assert list(first) == list(second) == methods.names()
@@ -193,6 +195,7 @@ def test_the_command_prints_both_tables_for_every_method(printed):
     assert any("ddg" in line and "out of step" in line for line in notes)
 
 
+@pytest.mark.slow
 def test_the_command_refuses_with_one_sentence(capsys):
     for words, fact in (("--K 0", "K=0"), ("--K 12", "11 blocks"), ("--model resnet21", "resnet20"), ("fdg", "fdg")):
         assert command.main(words.split()) == 2

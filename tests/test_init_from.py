@@ -54,8 +54,8 @@ def summary(path):
 
 @pytest.mark.parametrize(("given", "words"), [
     ("run", "--K 2 --method ddg --split 2"),
-    ("run@4", "--K 1 --method bp --optimizer adamw"),
-    ("run@best", "--K 3 --split even --method fr"),
+    pytest.param("run@4", "--K 1 --method bp --optimizer adamw", marks=pytest.mark.slow),
+    pytest.param("run@best", "--K 3 --split even --method fr", marks=pytest.mark.slow),
     ("file", "--K 2 --method data_parallel"),
 ])  # fmt: skip
 def test_weights_and_statistics_are_those_of_the_other_network(given, words, old, small, begun, tmp_path, capsys):
@@ -105,6 +105,7 @@ def test_what_has_no_weights_is_refused_in_one_sentence(old, small, tmp_path, ca
         assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_another_network_is_told_with_its_numbers(old, tmp_path, capsys):
     words = f"{NETWORK} --K 1 --method bp --init-from {old / 'file'} --run-dir {tmp_path / 'new'}"
     assert cifar.main(words.split()) == 2
@@ -115,6 +116,7 @@ def test_another_network_is_told_with_its_numbers(old, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_another_version_gives_its_weights_and_is_not_resumed(
     old, small, begun, tmp_path, monkeypatch, capsys
 ):

@@ -6,7 +6,7 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import pipeline
+from small import mostly_slow, pipeline
 from test_own_modules import DATA, X, Y, stepped
 
 import fdg_jax
@@ -34,7 +34,9 @@ def uninterrupted():
     return other.state_sha256()
 
 
-@pytest.mark.parametrize(("call", "name"), [("step", "forward"), ("drain", "backward")])
+@pytest.mark.parametrize(
+    ("call", "name"), mostly_slow([("step", "forward"), ("drain", "backward")], ("drain", "backward"))
+)
 def test_a_pipeline_that_was_interrupted_within_a_tick_says_so_until_it_is_restored(call, name, uninterrupted):
     ours = stepped(4)
     state = ours.state()
@@ -53,6 +55,7 @@ def test_a_pipeline_that_was_interrupted_within_a_tick_says_so_until_it_is_resto
     assert ours.state_sha256() == uninterrupted
 
 
+@pytest.mark.slow
 def test_so_does_a_scan_that_was_given_away():
     ours = pipeline(2, DATA[0], engine="scan")
     state = ours.state()
@@ -122,6 +125,7 @@ def test_a_warning_that_is_an_error_comes_before_the_batch_enters_and_once():
     assert told == [0] and not ours.interrupted
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_donated_while_it_is_in_flight_is_named_as_the_reason():
     ours = pipeline(2, DATA[0])
     x, y = jnp.array(X), jnp.array(Y)
@@ -134,6 +138,7 @@ def test_a_batch_that_is_donated_while_it_is_in_flight_is_named_as_the_reason():
     assert ours.interrupted
 
 
+@pytest.mark.slow
 def test_two_threads_are_told_and_a_thread_that_has_ended_is_in_nobodys_way():
     ours, inside, go_on = pipeline(2, DATA[0]), threading.Event(), threading.Event()
     stage = ours.engine.stages[1]

@@ -158,6 +158,7 @@ def test_only_matrices_are_decayed_and_clipping_has_no_state(name):
     assert str(clipping.init(params)) == str(plain.init(params))
 
 
+@pytest.mark.slow
 def test_clipping_scales_the_whole_gradient_of_a_stage():
     params = {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)}
     grads = {"a": np.full(3, 4.0, np.float32), "b": np.full(1, 4.0, np.float32)}  # of norm 8

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx, serialization
 from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding, PartitionSpec
-from small import CLASSES, batches, close, cross_entropy, pipeline, recipe
+from small import CLASSES, batches, close, cross_entropy, mostly_slow, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import BadInput, late, models
@@ -58,8 +58,7 @@ def trained(optimizer, params=FIRST, data=DATA, step=step):
     return params, state
 
 
-ASKED = [
-    {"beta": 0.5},
+LONG = [
     {"order": "forward-first"},
     {"accumulate": 2, "accumulation": "mean", "beta": 0.3},
     {"method": "ddg"},
@@ -71,6 +70,7 @@ ASKED = [
     {"optimizer": optax.contrib.muon(0.02)},
     {"optimizer": rotation(0.01)},
 ]
+ASKED = [{"beta": 0.5}, *(pytest.param(asked, marks=pytest.mark.slow) for asked in LONG)]
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: ",".join(map(str, asked)) + str(asked.get("method", "")))
@@ -173,6 +173,7 @@ def test_without_lateness_it_is_the_optimizer_alone():
     close(params, alone, rtol=0, atol=1e-6)  # one program rounds otherwise than three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [True, False])
 def test_layers_on_a_first_axis_are_trained_as_separate_ones(prefix):
     """Muon sees matrices in both, and each layer has its stage."""
@@ -193,6 +194,7 @@ def test_layers_on_a_first_axis_are_trained_as_separate_ones(prefix):
     close(params, expected, rtol=0, atol=1e-6)  # gradients of a loop are rounded otherwise than those of a chain
 
 
+@pytest.mark.slow
 def test_delays_may_be_any_and_staleness_is_measured():
     _, state = trained(late.optimizer(recipe(), stage_of, delay=[4, 2, 0], measure=True))
     told = late.report(state)
@@ -210,6 +212,7 @@ def test_while_a_queue_fills_neither_weights_nor_the_optimizers_state_move():
     assert [each.updates for each in late.report(state)] == [0, 0, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"correct": "anticipate", "momentum": 0.9}, {"accumulate": 2, "measure": True}])
 def test_it_runs_under_jit_scan_vmap_and_donation(asked):
     optimizer = late.optimizer(recipe(), stage_of, K=K, **asked)
@@ -229,6 +232,7 @@ def test_it_runs_under_jit_scan_vmap_and_donation(asked):
     assert late.report(states)[0].staleness.tolist() == [late.report(trained(optimizer)[1])[0].staleness] * 2
 
 
+@pytest.mark.slow
 def test_a_program_of_one_optimizer_is_not_used_for_another():
     drain = jax.jit(late.drain)
     for rate in (0.1, 0.001):
@@ -236,6 +240,7 @@ def test_a_program_of_one_optimizer_is_not_used_for_another():
         close(drain(params, state)[0], late.drain(params, state)[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_hidden_from_it_stay():
     asked = {"correct": "anticipate", "momentum": 0.9}
     frozen = {name: name == "stage1" for name in FIRST}
@@ -250,6 +255,7 @@ def test_parameters_that_are_hidden_from_it_stay():
     assert not np.array_equal(params["stage2"]["Dense_0"]["bias"], FIRST["stage2"]["Dense_0"]["bias"])
 
 
+@pytest.mark.slow
 def test_weights_of_a_schedule_free_optimizer_are_evaluated_at_their_average():
     optimizer = late.optimizer(optax.contrib.schedule_free_sgd(0.1), stage_of, method="bp", K=K)
     alone, params, state = optax.contrib.schedule_free_sgd(0.1), *trained(optimizer)
@@ -258,7 +264,7 @@ def test_weights_of_a_schedule_free_optimizer_are_evaluated_at_their_average():
     close(late.evaluated_params(params, state), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("kind", mostly_slow(["Auto", "Explicit"], "Auto"))
 def test_queues_are_sharded_like_their_parameters(kind):
     axes = (getattr(jax.sharding.AxisType, kind),)
     mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
@@ -272,6 +278,7 @@ def test_queues_are_sharded_like_their_parameters(kind):
             _, state = jax.jit(optimizer.update)(params, state, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"accumulate": 2}, {"correct": "dc_asgd,rate", "beta": 0.5, "learning_rate": 0.01}])
 def test_files_hold_its_state(asked, tmp_path):
     optimizer = late.optimizer(optax.adam(0.01), stage_of, K=K, **asked)
@@ -292,6 +299,7 @@ def trained_on(optimizer, params, state):
     return params, state
 
 
+@pytest.mark.slow
 def test_a_train_state_and_an_nnx_optimizer_take_it():
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), late.optimizer(recipe(), stage_of, K=K))
     expected, _ = trained(optimizer)
@@ -325,6 +333,7 @@ def test_a_train_state_and_an_nnx_optimizer_take_it():
         np.testing.assert_allclose(kernel, expected[f"stage{k}"]["Dense_0"]["kernel"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_bytes_of_queues_are_known_before_any_array_is_made():
     optimizer = late.optimizer(recipe(), stage_of, K=K, correct="dc_asgd", dtype="bfloat16")
     size = CLASSES * CLASSES + CLASSES

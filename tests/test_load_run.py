@@ -27,7 +27,8 @@ INPUTS = Inputs((32, 32, 3), "uint8", 10, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 SLOW = [{"engine": "scan"}, {"method": "data_parallel"}, {"method": "dgl"}, {"method": "fr"}, {"guard": True}]
 
 
-@pytest.mark.parametrize("options", [{}, *[pytest.param(each, marks=pytest.mark.slow) for each in SLOW]], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, *SLOW], ids=str)
 def test_the_networks_variables_are_read_from_a_state_with_batches_in_flight(options):
     ours = fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), split=[2], **options)
     ours.init(jax.random.PRNGKey(0), DATA[0])
@@ -65,6 +66,7 @@ def is_plain_flax(ours, images, logits):
     np.testing.assert_array_equal(logits, np.asarray(x))
 
 
+@pytest.mark.slow
 def test_an_exported_network_comes_back_and_is_plain_flax(untrained, tmp_path):
     file = tmp_path / "w.safetensors"
     untrained.save(file)

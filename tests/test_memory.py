@@ -26,13 +26,16 @@ def predicted_and_live(K, data=None, stages=None, **options):
     return memory.predict(pipeline.engine), live, pipeline
 
 
-@pytest.mark.parametrize(("K", "weights"), [(1, "stashed"), (2, "current"), (3, "stashed")])
+@pytest.mark.parametrize(
+    ("K", "weights"), small.mostly_slow([(1, "stashed"), (2, "current"), (3, "stashed")], (1, "stashed"))
+)
 def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
     predicted, live, _ = predicted_and_live(K, stages=small.parts(K, small.CurrentPart), weights=weights)
     for stage, here in zip(predicted, live, strict=True):
         assert 0 <= here - stage.total <= SCALARS, stage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -40,7 +43,7 @@ def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
         {"accumulate": 3},
         {"method": "ddg"},
         {"method": "fr"},
-        *[pytest.param({"method": name, "K": 3}, marks=pytest.mark.slow) for name in ("fa", "dgl", "dfa")],
+        *[{"method": name, "K": 3} for name in ("fa", "dgl", "dfa")],
     ],
     ids=str,
 )
@@ -70,6 +73,7 @@ def test_of_dni_the_output_is_predicted_twice_and_held_once():
         assert 0 <= here + twice - stage.total <= SCALARS, stage
 
 
+@pytest.mark.slow
 def test_on_one_device_the_stages_hold_no_more_than_was_predicted_of_them():
     predicted, live, pipeline = predicted_and_live(3, engine="delay-line")
     assert len(set(live)) == 1

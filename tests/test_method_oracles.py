@@ -6,7 +6,19 @@ import method_oracles as oracles
 import numpy as np
 import optax
 import pytest
-from small import CLASSES, as_functions, batches, close, cross_entropy, fed, leaves, parts, pipeline, recipe
+from small import (
+    CLASSES,
+    as_functions,
+    batches,
+    close,
+    cross_entropy,
+    fed,
+    leaves,
+    mostly_slow,
+    parts,
+    pipeline,
+    recipe,
+)
 from stages_of_layers import LAYERS_OF_TWO, ROUNDING, Normed, Two, affine, layered
 from trained_methods import agree, trained
 
@@ -24,7 +36,7 @@ def data_of(n, ragged=False):
     return data
 
 
-@pytest.mark.parametrize("method", ["ddg", "fr"])
+@pytest.mark.parametrize("method", mostly_slow(["ddg", "fr"], "fr"))
 @pytest.mark.parametrize(("K", "ragged"), [(3, False), RAGGED])
 def test_ddg_and_fr_are_their_oracles(K, ragged, method):
     data = data_of(10, ragged)
@@ -121,7 +133,8 @@ def dni_is_its_oracle(K, data, stages, conditional=True):
         assert np.abs(own.params["gradient"]["kernel"]).max() > 1e-5  # it did learn
 
 
-@pytest.mark.parametrize(("K", "M", "ragged"), [(2, 3, False), pytest.param(3, 3, True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "M", "ragged"), [(2, 3, False), (3, 3, True)])
 def test_gpipe_is_its_oracle(K, M, ragged):
     data = data_of(6, ragged)
     ours, start, _ = trained(K, data, method="gpipe", micro_batches=M)
@@ -144,7 +157,8 @@ def test_scaled_bp_is_its_oracle():
 
 
 @pytest.mark.parametrize(("engine", "M", "order", "accumulation"), [
-    ("pipeline", 2, "backward-first", "sum"), ("delay-line", 3, "forward-first", "mean"),
+    pytest.param("pipeline", 2, "backward-first", "sum", marks=pytest.mark.slow),
+    ("delay-line", 3, "forward-first", "mean"),
     pytest.param("scan", 2, "forward-first", "sum", marks=pytest.mark.slow),  # slow to compile on a CPU
 ])  # fmt: skip
 def test_adl_is_its_oracle(engine, M, order, accumulation):

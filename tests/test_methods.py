@@ -37,7 +37,7 @@ def hashed(K, data, **options):
 ALIKE = [name for name in methods.names() if name not in ("fa", "dfa")]
 
 
-@pytest.mark.parametrize("method", ALIKE)
+@pytest.mark.parametrize("method", mostly_slow(ALIKE, *(name for name in ALIKE if name != "dni")))
 def test_with_one_stage_every_method_is_backprop(method):
     whole = {"micro_batches": 1} if method == "gpipe" else {}
     assert seen(method, 1, **whole).sha256 == seen("bp", 1).sha256  # the very same programs
@@ -150,7 +150,8 @@ def test_every_method_is_as_late_as_its_schedule_updates_every_stage_and_makes_n
     assert not ours.mail
 
 
-@pytest.mark.parametrize("method", mostly_slow(methods.names(), "dni"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", methods.names())
 def test_any_method_goes_on_exactly_with_dropout_a_smaller_batch_and_norms_of_gradients(method):
     data = batches(8)
     data[2] = tuple(array[:8] for array in data[2])
@@ -165,7 +166,7 @@ def test_any_method_goes_on_exactly_with_dropout_a_smaller_batch_and_norms_of_gr
     assert np.isfinite([m.loss for m in losses]).all() and all(value > 0 for value in losses[-1].gradient_norms)
 
 
-@pytest.mark.parametrize("method", ["fr", "replay"])
+@pytest.mark.parametrize("method", mostly_slow(["fr", "replay"], "replay"))
 def test_a_replay_drops_what_the_first_forward_pass_dropped(method):
     """Before the first update the weights of both passes are the same, so the gradient is that of BP."""
     data, found = batches(1), []
@@ -178,7 +179,7 @@ def test_a_replay_drops_what_the_first_forward_pass_dropped(method):
         np.testing.assert_allclose(a, b, **ROUNDING)
 
 
-@pytest.mark.parametrize("method", ["dni", "fa", "data_parallel"])
+@pytest.mark.parametrize("method", mostly_slow(["dni", "fa", "data_parallel"], "fa"))
 def test_the_network_alone_is_evaluated_and_hashed(method):
     data = batches(3)
     ours = pipeline(2, data[0], method=method)

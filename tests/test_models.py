@@ -46,12 +46,14 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 def test_the_number_of_parameters_is_the_published_one():
     assert set(models.names()) <= {name for name, _ in PUBLISHED}
     for (name, classes), number in PUBLISHED.items():
         assert parameters(name, classes) == number, (name, classes)
 
 
+@pytest.mark.slow
 def test_logits_are_float32_of_batch_and_classes_at_any_image_size():
     for name in ("resnet8", "wrn16_4", "resnet18"):
         logits, variables = shapes(name, classes=100, example=(5, 64, 48, 3))
@@ -69,6 +71,7 @@ def test_blocks_are_stem_then_residual_blocks_then_head(name):
     assert "Head" in type(blocks[-1]).__name__
 
 
+@pytest.mark.slow
 def test_the_head_meets_a_map_of_the_size_that_the_form_is_meant_for():
     for name, before, after in (
         ("resnet18", 32, 4), ("resnet101", 64, 8), ("resnet101_imagenet", 224, 7),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from model_parts import example_of, met, normal, plain
-from small import jit
+from small import jit, mostly_slow
 
 from fdg_jax import layers, models, split
 from fdg_jax.split import Stage
@@ -13,6 +13,7 @@ from fdg_jax.stages.functions import ComputeOptions, functions
 from fdg_jax.stages.precision import precision
 
 
+@pytest.mark.slow
 def test_the_authors_wide_block_has_biases_its_stride_in_the_second_convolution_and_the_raw_input_in_its_shortcut():
     block, x = models.blocks("wrn10_1_fdg", 10)[2], normal(0, 2, 8, 8, 16)
     shapes = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, True), x)
@@ -33,6 +34,7 @@ def test_the_authors_wide_block_has_biases_its_stride_in_the_second_convolution_
     np.testing.assert_allclose(found, y, rtol=0, atol=1e-4)  # sums of 288 products of order 1, float32
 
 
+@pytest.mark.slow
 def test_the_last_norm_of_the_authors_wide_network_keeps_a_tenth_of_its_statistics():
     head, x = models.blocks("wrn10_1_fdg", 10)[-1], 3 + normal(0, 2, 8, 8, 64)
 
@@ -46,6 +48,7 @@ def test_the_last_norm_of_the_authors_wide_network_keeps_a_tenth_of_its_statisti
     np.testing.assert_allclose(norm["var"], 0.1 + 0.9 * x.var((0, 1, 2)), rtol=1e-5)  # from 1
 
 
+@pytest.mark.slow
 def test_the_authors_start_is_uniform_over_the_fan_in_in_every_convolution_and_changes_nothing_else():
     variables = {}
     for name in ("resnet8", "resnet8_fdg_init"):
@@ -68,6 +71,7 @@ def test_the_authors_start_is_uniform_over_the_fan_in_in_every_convolution_and_c
     assert kernels == 7
 
 
+@pytest.mark.slow
 def test_the_authors_pooling_sees_the_top_left_three_quarters_of_either_side():
     """AvgPool2d(6) on the 8 x 8 map that CIFAR's images end in."""
     side, seen = 8, 6
@@ -80,6 +84,7 @@ def test_the_authors_pooling_sees_the_top_left_three_quarters_of_either_side():
     assert np.abs(whole - y).max() > 0.01
 
 
+@pytest.mark.slow
 def test_shortcut_a_takes_every_second_pixel_and_pads_channels_with_zeros():
     block = models.blocks("resnet20", 10)[4]
     x = jnp.abs(normal(0, 2, 8, 8, 16))  # positive: the last relu changes nothing
@@ -92,6 +97,7 @@ def test_shortcut_a_takes_every_second_pixel_and_pads_channels_with_zeros():
     assert not y[..., 24:].any()
 
 
+@pytest.mark.slow
 def test_a_block_whose_weights_are_zero_is_its_shortcut():
     for name, number, channels in (("resnet18", 1, 64), ("resnet101", 2, 256), ("mobilenet_v2", 3, 24)):
         block = models.blocks(name, 10)[number]
@@ -106,7 +112,7 @@ LONGER = ("resnet20", "resnet56", "resnet110", "resnet1202", "wrn28_10", "transf
 OTHERS = [name for name in models.names() if name not in (*QUICK, *LONGER)]  # those have more of the same blocks
 
 
-@pytest.mark.parametrize("name", [*QUICK, *[pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]])
+@pytest.mark.parametrize("name", mostly_slow([*QUICK, *OTHERS], "resnet8", "wrn16_4", "resnet18"))
 def test_composed_stages_are_the_uncut_network(name):
     """Traced, both are the same list of operations on the same weights, so nothing need be computed."""
     blocks, whole = models.blocks(name, 10), {}
@@ -128,7 +134,8 @@ def test_composed_stages_are_the_uncut_network(name):
     assert program((1, n // 2, n - 1)) == program(())
 
 
-@pytest.mark.parametrize("names", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["quick", "others"])
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [QUICK, OTHERS], ids=["quick", "others"])
 def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(names):
     """A stash would carry them 2(K-k) times over, and `current` would silently use old ones. What is summed, running
     statistics, stays float32, as gradients of the weights do."""

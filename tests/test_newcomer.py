@@ -31,6 +31,7 @@ LINES = [
 # The list of commands
 
 
+@pytest.mark.slow
 def test_a_package_run_as_a_command_lists_the_commands():
     out = printed("-m", "fdg_jax.experiments")
     assert "fdg_jax.experiments.cifar " in out and "\n  benchmarks " in out

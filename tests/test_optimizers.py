@@ -35,6 +35,7 @@ def path(chain, grads, start) -> Any:
         return found, state
 
 
+@pytest.mark.slow
 def test_nadam_is_pytorchs_with_decoupled_decay():
     b1, b2, eps, psi, rate, decay = 0.99, 0.999, 1e-8, 0.004, 0.02, 0.1
     w = {name: np.ones_like(g) for name, g in GRADS[0].items()}
@@ -74,6 +75,7 @@ def authors_rotation(grads, every, b1=0.9, b2=0.99, eps=1e-3):
         yield rate * QL @ (QL.T @ state["M"] @ QR / (np.sqrt(state["V"]) + eps)) @ QR.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4, 3), (2, 2, 2, 5)])
 def test_rotation_is_its_authors_over_100_updates(shape):
     """The largest difference seen is 1e-12 of the largest number: rounding of float64, grown by ten QR products."""
@@ -89,6 +91,7 @@ def test_rotation_is_its_authors_over_100_updates(shape):
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-10 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 def test_embeddings_output_layers_and_vectors_have_adam():
     start = {
         "block000": {"table": np.ones((5, 3))},
@@ -105,6 +108,7 @@ def test_embeddings_output_layers_and_vectors_have_adam():
         assert [name.split("'")[3] for name in told] == sorted(turned, key=lambda n: n == "dense")
 
 
+@pytest.mark.slow
 def test_rotation_takes_bfloat16_and_a_stage_without_parameters():
     """It computes in float32 what bfloat16 parameters get; LAPACK has no QR of bfloat16."""
     chain, params = rotation(0.1, every=2), {"kernel": jnp.ones((4, 3), jnp.bfloat16)}

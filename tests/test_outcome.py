@@ -47,6 +47,7 @@ def plain(module, variables, x):
     return np.asarray(jax.jit(lambda variables, x: module.apply(variables, x, False))(variables, x))
 
 
+@pytest.mark.slow
 def test_exported_weights_give_the_same_logits_in_the_uncut_network_bit_for_bit(trained):
     whole = trained.export(whole=True)
     assert {type(leaf) for leaf in jax.tree.leaves(whole)} == {np.ndarray}
@@ -58,6 +59,7 @@ def test_exported_weights_give_the_same_logits_in_the_uncut_network_bit_for_bit(
     np.testing.assert_array_equal(x, trained.predict(X))
 
 
+@pytest.mark.slow
 def test_outputs_are_host_arrays_of_the_newest_weights_in_evaluation_mode(trained):
     before = trained.state_sha256()
     found = trained.predict(X)
@@ -137,6 +139,7 @@ def test_stages_of_their_own_have_no_uncut_network():
         pipeline(2, DATA[0], variables={"params": {}})
 
 
+@pytest.mark.slow
 def test_first_weights_of_blocks_depend_on_the_key_and_not_on_the_cut(trained):
     whole = split.init_whole(BLOCKS, KEY, X)
     two, three = cut(2), cut(3)
@@ -157,6 +160,7 @@ def test_weights_go_to_a_file_and_into_another_cut(trained, tmp_path):
     np.testing.assert_array_equal(again.predict(X), trained.predict(X))
 
 
+@pytest.mark.slow
 def test_a_saved_pipeline_goes_on_exactly(trained, tmp_path):
     file = tmp_path / "pipeline"
     trained.save(file)
@@ -356,6 +360,7 @@ def test_a_file_of_zeros_that_declares_much_is_refused_without_being_read(tmp_pa
         fdg_jax.load_weights(file)
 
 
+@pytest.mark.slow
 def test_variables_in_another_byte_order_are_taken():
     given = cut(2).export(whole=True)
     other = jax.tree.map(lambda leaf: np.asfortranarray(leaf.astype(leaf.dtype.newbyteorder(">"))), given)

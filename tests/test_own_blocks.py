@@ -44,6 +44,7 @@ def made(blocks=None, example=(X, Y), **options):
     return fdg_jax.Pipeline(blocks or BLOCKS, cross_entropy, optax.sgd(0.1), **options).init(KEY, example)
 
 
+@pytest.mark.slow
 def test_blocks_with_and_without_train_and_dropout_train_together():
     ours = made(split="balanced", K=2)
     assert ours.cuts == (3,)
@@ -56,6 +57,7 @@ def test_blocks_with_and_without_train_and_dropout_train_together():
     np.testing.assert_array_equal(ours.predict(X), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_a_measured_cut_balances_the_times_of_this_device(monkeypatch):
     seen = []
@@ -78,6 +80,7 @@ SENSELESS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_cut_follows_from_K_devices_or_block_numbers_and_one_that_makes_no_sense_is_refused_at_once():
     for options, K, cuts in (
         ({"split": [1, 3]}, 3, (1, 3)),
@@ -147,6 +150,7 @@ TWICE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_module_in_two_places_has_its_weights_once_or_is_refused_between_stages():
     x = X + np.arange(4, dtype=np.float32)
     for blocks, options, said in TWICE:
@@ -215,6 +219,7 @@ def own(tmp_path, monkeypatch):
 IMAGES = jax.ShapeDtypeStruct((2, 4, 4, 3), jnp.float32)
 
 
+@pytest.mark.slow
 def test_a_model_needs_no_train_no_split_of_the_authors_and_no_single_array(own):
     own(GOOD)
     assert "mine" in models.names() and models.paper_split("mine", 2) is None

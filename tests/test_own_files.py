@@ -37,6 +37,7 @@ def own(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_own_files_and_goes_on_with_their_copies_where_they_are_trusted(own, tmp_path):
     config, run = read(own / "run" / "config.json"), tmp_path / "elsewhere"
     assert [config[name] for name in ("method", "correct", "model", "dataset")] == [
@@ -57,6 +58,7 @@ def test_a_run_keeps_its_own_files_and_goes_on_with_their_copies_where_they_are_
     assert code == 2 and re.search(r"\./flat\.py is not the file that .* was made with\. Put it back", err)
 
 
+@pytest.mark.slow
 def test_a_run_directory_executes_nothing_unasked(own, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(own / "run", run)
@@ -96,6 +98,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(flag, name, text,
         cli.parse([flag, str(tmp_path / f"{name}.py")], "command")
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_is_a_data_set_wherever_it_lies(own, tmp_path):
     for number in range(12):
         folder = tmp_path / "mine" / ("train", "val")[number > 7] / ("cat", "dog")[number % 2]
@@ -110,6 +113,7 @@ def test_a_folder_of_images_is_a_data_set_wherever_it_lies(own, tmp_path):
     assert data.load(str(moved)).shape == (224, 224, 3)  # of several sizes: as ImageNet
 
 
+@pytest.mark.slow
 def test_a_file_of_arrays_is_a_data_set(own, tmp_path):
     np.savez(own / "arrays.npz", **ARRAYS)
     words = ("--model", "./flat.py", "--steps", "1", *FEW[:5], "--run-dir", str(tmp_path))

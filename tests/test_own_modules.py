@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, Part, batches, close, cross_entropy, fed, mostly_slow, parts, pipeline, recipe
+from small import CLASSES, Part, batches, close, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import Weighted
@@ -71,6 +71,7 @@ class Join(nn.Module):
         return nn.Dense(CLASSES)(found["y"]) + nn.Embed(2, CLASSES)(found["more"][0])
 
 
+@pytest.mark.slow
 def test_integers_between_stages_go_to_disk_and_back(tmp_path):
     def made():
         return pipeline(2, DATA[0], stages=[Fork(), Join()])
@@ -87,6 +88,7 @@ def test_integers_between_stages_go_to_disk_and_back(tmp_path):
     assert again.state_sha256() == ours.state_sha256()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lift", [nn.remat, nn.jit])
 def test_lifted_modules_get_train_by_position(lift):
     def trained(modules, start=None):
@@ -163,6 +165,7 @@ class Counting(nn.Module):
 NOISE = optax.chain(optax.add_noise(0.01, 0.5, jax.random.key(3)), optax.sgd(0.1))
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_a_random_key_in_its_state_goes_on_exactly():
     options = {"optimizer": NOISE, "stages": [Counting(), Counting()]}  # few leaves: noise compiles long
     ours, again = stepped(**options), pipeline(2, DATA[0], **options)
@@ -236,6 +239,7 @@ def test_a_preprocess_that_fails_in_a_step_leaves_no_trace():
     assert ours.engine.entered == 0 and not ours.interrupted
 
 
+@pytest.mark.slow
 def test_given_variables_are_copied_and_must_be_arrays_that_exist():
     given = pipeline(2, DATA[0]).params
     ours = pipeline(2, DATA[0], variables=given)
@@ -253,6 +257,7 @@ def test_given_variables_are_copied_and_must_be_arrays_that_exist():
         pipeline(2, DATA[0], variables=loose)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_warned_of_once_with_its_batch_unless_updates_are_guarded():
     batch = (X, Y + CLASSES)
     ours, guarded = pipeline(2, DATA[0]), pipeline(2, DATA[0], guard=True)
@@ -287,7 +292,8 @@ def mixing(engine="pipeline", loss=soft, preprocess=mixup, **options):
     return made.init(jax.random.key(0), DATA[0])
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_a_preprocess_of_inputs_and_labels_trains_as_the_oracle_on_what_it_makes(engine):
     ours = mixing(engine)
     start = fed(ours, DATA)
@@ -301,6 +307,7 @@ def test_a_preprocess_of_inputs_and_labels_trains_as_the_oracle_on_what_it_makes
     assert ours.evaluate([(X, np.eye(CLASSES, dtype=np.float32)[Y])]).loss == ours.evaluate([(X, Y)]).loss
 
 
+@pytest.mark.slow
 def test_a_preprocess_of_labels_is_the_same_in_the_delay_line_in_windows_and_after_resume():
     one, line, again = mixing(), mixing("delay-line"), mixing()
     x, y = (np.concatenate(arrays) for arrays in zip(*DATA[:3], strict=True))
@@ -316,6 +323,7 @@ def test_a_preprocess_of_labels_is_the_same_in_the_delay_line_in_windows_and_aft
     assert one.state_sha256() == again.state_sha256()
 
 
+@pytest.mark.slow
 def test_labels_that_preprocess_spoils_are_found_and_weights_that_it_makes_count_in_micro_batches():
     def weighing(x, y, step):
         return x, Weighted(y, jnp.where(step == 2, jnp.nan, jnp.arange(len(y), dtype=jnp.float32)))

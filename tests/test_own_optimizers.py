@@ -9,7 +9,7 @@ import optax
 import optax.contrib
 import oracle
 import pytest
-from small import CLASSES, as_functions, batches, cross_entropy, fed, jit, parts, pipeline, recipe
+from small import CLASSES, as_functions, batches, cross_entropy, fed, jit, mostly_slow, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -37,9 +37,10 @@ OWN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "engine"), [
-    ("partition", "pipeline"), pytest.param("partition", "scan", marks=pytest.mark.slow),
-    *[pytest.param(name, "pipeline", marks=pytest.mark.slow) for name in ("inject_hyperparams", "skip", "multi_steps")],
+    ("partition", "pipeline"), ("partition", "scan"),
+    *[(name, "pipeline") for name in ("inject_hyperparams", "skip", "multi_steps")],
 ])  # fmt: skip
 def test_an_optimizer_by_groups_or_by_the_step_trains_as_the_oracle_and_goes_on_exactly(name, engine):
     ours = pipeline(2, DATA[0], optimizer=OWN[name], engine=engine)
@@ -56,7 +57,9 @@ def test_an_optimizer_by_groups_or_by_the_step_trains_as_the_oracle_and_goes_on_
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), own["params"], theirs["params"])
 
 
-@pytest.mark.parametrize(("how", "engine"), [("list", "pipeline"), ("function", "delay-line")])
+@pytest.mark.parametrize(
+    ("how", "engine"), mostly_slow([("list", "pipeline"), ("function", "delay-line")], ("list", "pipeline"))
+)
 def test_every_stage_may_have_an_optimizer_of_its_own(how, engine):
     chains = [recipe(), optax.sgd(0.02, momentum=0.5, nesterov=True)]
     ours = pipeline(2, DATA[0], optimizer=chains if how == "list" else lambda k: chains[k - 1], engine=engine)
@@ -111,9 +114,9 @@ FREE_FORMS = {  # the optimizer, and where the state of schedule_free is in its 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "options"), [
-    ("partition", {}),
-    pytest.param("alone", {"guard": True, "gradient_norms": True}, marks=pytest.mark.slow),
+    ("partition", {}), ("alone", {"guard": True, "gradient_norms": True}),
 ])  # fmt: skip
 def test_schedule_free_is_evaluated_exported_and_saved_at_its_answer(form, options, tmp_path):
     optimizer, free = FREE_FORMS[form]
@@ -142,9 +145,8 @@ def norm(tree):
     return float(np.sqrt(sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(tree))))
 
 
-@pytest.mark.parametrize(("engine", "guard"), [
-    ("pipeline", False), pytest.param("scan", True, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "guard"), [("pipeline", False), ("scan", True)])
 def test_gradient_norms_are_those_of_the_gradients_by_which_stages_were_updated(engine, guard):
     """With SGD at rate 1, the gradient is what the weights have moved by."""
     options = {"optimizer": optax.sgd(1.0), "engine": engine, "guard": guard, "beta": 0.5}
@@ -185,9 +187,10 @@ def long(*values):
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {"correct": "rate", "learning_rate": 0.1, "guard": True, "gradient_norms": True, "ema": 0.9},
-    *long({"method": "dgl"}, {"engine": "scan"}, {"correct": "rate,cosine", "learning_rate": 0.1}, {"beta": 0.5}),
+    {"method": "dgl"}, {"engine": "scan"}, {"correct": "rate,cosine", "learning_rate": 0.1}, {"beta": 0.5},
 ], ids=str)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:correct=")  # a stage that is one update late needs no correction
 def test_the_states_of_the_optimizers_are_those_of_optax_and_stay_while_training_goes_on(options):
@@ -227,6 +230,7 @@ def test_a_learning_rate_is_set_between_two_updates_as_in_a_plain_loop():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), ours.export()[0]["params"], params)
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_set_without_compiling_in_both_engines_alike_and_checkpoints_keep_them():
     one, two, again = [
         pipeline(2, DATA[0], optimizer=injected(), stages=SMALL, engine=engine)
@@ -250,6 +254,7 @@ def test_hyperparameters_are_set_without_compiling_in_both_engines_alike_and_che
     assert again.state_sha256() == one.state_sha256()
 
 
+@pytest.mark.slow
 def test_a_hyperparameter_that_cannot_be_set_is_refused_and_nothing_has_changed():
     chains = [injected(), optax.inject_hyperparams(optax.sgd)(SCHEDULE, momentum=0.9)]
     ours = pipeline(2, DATA[0], optimizer=chains, stages=SMALL)
@@ -270,10 +275,10 @@ def test_a_hyperparameter_that_cannot_be_set_is_refused_and_nothing_has_changed(
 
 
 @pytest.mark.parametrize("options", [
-    {"method": "bp"},
+    *long({"method": "bp"}),
     {"method": "ddg", "accumulate": 2},
-    {"guard": True, "gradient_norms": True},
-    *long({"method": "gpipe", "micro_batches": 2, "parts": True}, {"beta": 0.5}, {"method": "dgl"}, {"method": "fa"},
+    *long({"guard": True, "gradient_norms": True},
+          {"method": "gpipe", "micro_batches": 2, "parts": True}, {"beta": 0.5}, {"method": "dgl"}, {"method": "fa"},
           {"method": "data_parallel", "parts": True}, {"engine": "scan", "accumulate": 2},
           {"engine": "scan", "guard": True}, {"schedule_free": True}),
 ], ids=str)  # fmt: skip
@@ -301,6 +306,7 @@ def test_the_average_is_that_of_the_weights_after_each_update_that_was_made(opti
         jax.tree.map(np.testing.assert_array_equal, own | {"params": 0}, stage | {"params": 0})
 
 
+@pytest.mark.slow
 def test_an_average_changes_no_bit_of_the_training_and_is_the_same_in_both_engines():
     """Of the host loop; a scan is one program, which rounds otherwise."""
     engines = "pipeline", "delay-line"
@@ -315,6 +321,7 @@ def test_an_average_changes_no_bit_of_the_training_and_is_the_same_in_both_engin
         without.export(ema=True)
 
 
+@pytest.mark.slow
 def test_the_average_of_bfloat16_weights_is_float32_and_that_of_constant_weights_is_exact():
     rule, params = UpdateRule(optax.sgd(1.0), ema=0.999), {"a": jnp.full(3, 1.1, jnp.bfloat16)}
     state, _ = rule.start(params)

@@ -94,6 +94,7 @@ def run(folder: Path, *lines: str, script: str = COMMAND) -> tuple[int, str, str
     return finish(started("-c", script, str(folder), *lines, cwd=folder))
 
 
+@pytest.mark.slow
 def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
     (folder / "mine.py").write_text(MINE)
     data = batches(3)
@@ -122,6 +123,7 @@ def test_a_value_of_another_type_is_refused_in_python(options, match, folder):
         pipeline(1, batches(1)[0], **{"method": "mine", **options})
 
 
+@pytest.mark.slow
 def test_the_command_explains_the_options_of_a_file_that_was_added_and_config_has_them(folder):
     (folder / "mine.py").write_text(MINE)
     code, out, err = run(folder, "--help-all")

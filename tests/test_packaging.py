@@ -73,6 +73,7 @@ def imports(tree: ast.AST) -> set[str]:
     return {name.split(".")[0] for name in found}
 
 
+@pytest.mark.slow
 def test_every_import_is_a_declared_dependency():
     extra = PROJECT["project"]["optional-dependencies"]["peers"]  # which need not be installed
     allowed = {"fdg_jax": (), "examples": ("ray",), "experiments": GROUPS["dev"]}

@@ -100,6 +100,7 @@ def test_in_2bw_every_stage_is_late_by_one_update_and_all_gradients_of_an_update
         assert versions == [max(0, (batch - 1) // M - 1) for batch in range(1, n + 1)]
 
 
+@pytest.mark.slow
 def test_2bw_is_its_oracle_in_both_engines():
     """w(j+1) = w(j) - step of the mean gradient of M batches at w(j-1), in every stage."""
     M, data, stages = 3, batches(12), [Two(12), Two(CLASSES)]
@@ -139,6 +140,7 @@ def test_2bw_goes_on_exactly_and_its_memory_and_that_of_replay_are_predicted():
             assert 0 <= here - stage.total <= SCALARS, stage
 
 
+@pytest.mark.slow
 def test_replay_of_two_stages_is_fr_of_two_stages():
     data = batches(8)
     one, two = (trained(2, data, method=name)[0] for name in ("fr", "replay"))

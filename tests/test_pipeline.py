@@ -29,6 +29,7 @@ def test_the_host_loop_is_one_page_and_imports_only_collections_and_types():
     assert len(path.read_text().splitlines()) <= 68
 
 
+@pytest.mark.slow
 def test_each_stages_arrays_lie_on_its_own_device():
     K = 3
     data = batches(2 * K + 2)
@@ -44,7 +45,7 @@ def test_each_stages_arrays_lie_on_its_own_device():
         assert all(leaf.devices() == {jax.devices()[address.k - 1]} for leaf in jax.tree.leaves(message))
 
 
-@pytest.mark.parametrize("order", ["backward-first", "forward-first"])
+@pytest.mark.parametrize("order", ["backward-first", pytest.param("forward-first", marks=pytest.mark.slow)])
 def test_stage_k_holds_two_times_K_minus_k_stashes(order):
     K = 3
     data = batches(2 * K + 2)
@@ -111,6 +112,7 @@ class Slow(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_the_loop_never_waits_for_a_device():
     """All dispatches of ten ticks return in under a tenth of the time the devices need for them.
 
@@ -155,6 +157,7 @@ def test_a_wrong_schedule_is_an_error_and_never_a_wrong_number():
         ours.step(data[0])
 
 
+@pytest.mark.slow
 def test_two_stages_on_one_device_train_as_on_two():
     data = batches(9)
     results = []
@@ -165,6 +168,7 @@ def test_two_stages_on_one_device_train_as_on_two():
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_keeps_the_weights_themselves_survives_donation():
     """optax.ema-like states start as the weights' own arrays; donating those would delete the weights."""
     averaging = optax.GradientTransformation(
@@ -208,6 +212,7 @@ def test_two_loops_share_a_pipeline():
     assert donor.parameters_sha256() == ours.parameters_sha256()
 
 
+@pytest.mark.slow
 def test_evaluation_in_flight_changes_nothing():
     data = batches(10)
     results = []

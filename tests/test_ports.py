@@ -68,6 +68,7 @@ def test_a_server_that_comes_late_listens_at_a_held_port_and_is_reached():
             assert way.recv(4) == b"here"
 
 
+@pytest.mark.slow
 def test_the_port_of_copies_is_held_although_jax_does_not_listen_yet(coordinator):
     words = [sys.executable, "-c", JOINED, coordinator]
     told = subprocess.run(words, capture_output=True, text=True, timeout=120)

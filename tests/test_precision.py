@@ -45,9 +45,8 @@ def floats(tree):
     return {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
 
-@pytest.mark.parametrize("method", [
-    "fdg", *[pytest.param(name, marks=pytest.mark.slow) for name in methods.names() if name != "fdg"],
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fdg", *(name for name in methods.names() if name != "fdg")])
 def test_what_is_remembered_is_float32_and_what_travels_is_bfloat16_in_any_method(method):
     data, K = batches(4), 2
     ours, travelled = pipeline(K, data[0], stages=rounded(K), method=method, **HALF), []
@@ -81,6 +80,7 @@ def test_a_stash_holds_activations_in_bfloat16_and_no_weights():
         assert floats(stash.params) == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.slow
 def test_training_in_bfloat16_follows_training_in_float32():
     """The same batch twelve times: the loss falls, and stays near float32's.
 
@@ -111,6 +111,7 @@ def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
         pipeline(2, data[0], stages=stages).restore(state)
 
 
+@pytest.mark.slow
 def test_a_layer_that_casts_its_weights_back_is_told_how_not_to():
     data = batches(1)
     with pytest.warns(UserWarning, match=r"stage k=1 \(Part\) keeps .*\[8, 12\].* dtype=jax.numpy.bfloat16") as warned:

@@ -112,6 +112,7 @@ class Table(nn.Module):
         return jnp.sum(x * self.param("table", nn.initializers.zeros, x.shape), axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_the_users_functions_compute_such_sums_correctly():
     """The optimizer of a pipeline, the transform of evaluate and predict, preprocess, and a correction."""
     x, y = numbers(ROWS), np.zeros(ROWS, np.int32)
@@ -132,7 +133,7 @@ def test_the_users_functions_compute_such_sums_correctly():
     np.testing.assert_allclose(corrected, right, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["resnet8", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet8", pytest.param("mobilenet_v2", marks=pytest.mark.slow)])
 def test_the_models_keep_their_fast_reductions(name):
     (module,) = split.stages(models.blocks(name, 10), ())
     x = jax.ShapeDtypeStruct((64, 32, 32, 3), jnp.float32)
@@ -153,6 +154,7 @@ def test_the_models_keep_their_fast_reductions(name):
 COMPILES = {"jit", "pjit", "pmap"}
 
 
+@pytest.mark.slow
 def test_every_program_of_the_library_comes_from_one_door():
     for file in Path(fdg_jax.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -171,6 +173,7 @@ def convolutions_by_ynnpack(program, *arguments) -> int:
     return sum(" convolution(" in bodies[name] for name in called)
 
 
+@pytest.mark.slow
 def test_a_stage_trains_without_convolutions_by_ynnpack():
     x, labels = np.zeros((16, 16, 16, 32), np.float32), np.zeros(16, np.int32)
     block = split.stages(models.blocks("resnet8", 10)[2:3], ())

@@ -46,6 +46,7 @@ def test_training_is_the_same_with_and_without(options):
     same_training(trained(2, data, **options), trained(2, data, **options, remat="all"))
 
 
+@pytest.mark.slow
 def test_a_stash_shrinks_to_its_input():
     data = batches(4)
     ours = pipeline(2, data[0], stages=[Spread(12), Part(CLASSES)], remat=(1,))

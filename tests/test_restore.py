@@ -187,9 +187,10 @@ def test_a_guarded_pipelines_refused_updates_come_along():
         pipeline(2, DATA[0]).restore(ours.state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"engine": "delay-line", "accumulate": 2},
-    *(pytest.param(options, marks=pytest.mark.slow) for options in ({"engine": "scan"}, {"method": "dgl"})),
+    {"engine": "scan"}, {"method": "dgl"},
 ], ids=str)  # fmt: skip
 def test_the_average_of_the_weights_goes_on_exactly(options):
     stages = [nn.Dense(12), nn.Dense(CLASSES)]

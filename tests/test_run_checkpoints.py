@@ -57,6 +57,7 @@ def test_the_newest_stay_and_the_best_one(tmp_path):
     assert (step, state["a"].sum()) == (10_000_000_000, 100)
 
 
+@pytest.mark.slow
 def test_a_pipeline_goes_on_while_its_checkpoint_is_written(tmp_path, monkeypatch):
     started, go, write = threading.Event(), threading.Event(), folder.save
 

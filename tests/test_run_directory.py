@@ -50,6 +50,7 @@ def test_an_impossible_place_is_refused_in_one_sentence_before_anything_is_made(
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_a_second_process_cannot_write_the_same_run(tmp_path):
     stored_run(tmp_path)
     code = (
@@ -70,6 +71,7 @@ def test_a_second_process_cannot_write_the_same_run(tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):
     """Half of them fail at once, and so take their empty directories away again."""
     code = """

@@ -49,8 +49,10 @@ def told(**changed) -> dict:
 
 
 @pytest.mark.parametrize("changed", [
-    {}, {"warmup": "on"}, {"warmup": "on", "epochs": 300}, {"accumulate": 3, "warmup": "on"}, {"epochs": 1},
-    {"epochs": 1, "train_size": 32, "warmup": "on"}, {"learning_rate": 0.005, "warmup": "on"}, {"train_size": 321},
+    {}, {"warmup": "on"}, {"warmup": "on", "epochs": 300}, {"accumulate": 3, "warmup": "on"},
+    pytest.param({"epochs": 1}, marks=pytest.mark.slow),
+    pytest.param({"epochs": 1, "train_size": 32, "warmup": "on"}, marks=pytest.mark.slow),
+    {"learning_rate": 0.005, "warmup": "on"}, pytest.param({"train_size": 321}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_the_learning_rates_marked_are_those_of_the_schedule(changed):
     config = told(**changed)

@@ -88,6 +88,7 @@ def test_the_command_goes_on_with_the_same_images_only(tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_this_jax_has_the_settings_and_the_defaults_that_are_listed():
     code = "import json; from fdg_jax.machine import jax_settings as s; print(json.dumps(s.current()))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
@@ -134,6 +135,7 @@ def test_settings_that_change_last_bits_are_told_in_a_run_that_goes_on(monkeypat
     assert "jax_optimization_level is 'O0', was 'UNKNOWN'. The last bits may differ" in err
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_devices_it_began_with_whatever_the_environment_asks_for():
     code = (
         "import jax; from fdg_jax.training import job as jobs\n"

@@ -49,6 +49,7 @@ def test_a_message_is_on_its_way_from_the_end_of_its_computation_until_it_arrive
     assert waiting.on_the_way(waiting.events(recorded())) == {(1, 2): [1.0, 0.5]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [0, 1])
 def test_what_is_counted_in_a_process_is_what_shapes_predict(process):
     """Both stages are in this process. Counting is told that stage k is in process k-1, and that it is one of them."""

@@ -133,6 +133,7 @@ def test_a_dry_run_lists_the_commands_and_starts_none(tmp_path, monkeypatch, cap
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_runs_are_made_once_and_compared(stand_in, capsys):
     told = ["--sweep", "beta=0.5,1", "--seeds", "0,1", "--steps", "1", "--run-dir", str(stand_in)]
     assert cifar.main(told) == 0
@@ -146,6 +147,7 @@ def test_runs_are_made_once_and_compared(stand_in, capsys):
     assert "--epochs 7 contradicts" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_not_compared_and_is_made_again(stand_in, capsys):
     told = ["--sweep", "beta=0.125,1", "--steps", "1", "--run-dir", str(stand_in)]
     assert cifar.main(told) == 1

@@ -98,6 +98,7 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
 
 
+@pytest.mark.slow
 def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys, tmp_path):
     file = tmp_path / "times.json"
     file.write_text(json.dumps({"F": [1, 1, 1, 1, 1], "B": [2, 2, 2, 2, 2]}))
@@ -118,6 +119,7 @@ def flags(tmp_path):
     return ["--model", "resnet8", "--batch-size", "10", "--times", str(file), "--split", "3", "--K", "2", "--method"]
 
 
+@pytest.mark.slow
 def test_simulate_says_what_a_network_between_two_processes_costs(flags, capsys, tmp_path):
     sides = ["fdg", "fdg:order=forward-first", "gpipe:micro_batches=2"]
     network = ["--link", "1s,8Mbit/s", "--message-bytes", "2000000", "--processes", "2"]  # 1 s and 2 s of 2 MB

@@ -34,6 +34,7 @@ def stages(**seconds):
     return Machine(lambda kind, k: Fraction(seconds.get(kind, 0)))
 
 
+@pytest.mark.slow
 def test_without_links_and_with_even_stages_it_is_the_ideal_time_exactly():
     for name in methods.names():
         for K in (1, 2, 3, 7):
@@ -165,6 +166,7 @@ def pipelines(draw):
     return stages, draw(st.lists(boundary, min_size=K - 1, max_size=K - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @settings(deadline=None, max_examples=30)  # a busy machine is no failure
 @given(pipelines())
@@ -176,6 +178,7 @@ def test_fdgs_tick_is_that_of_the_slowest_loop_stage_or_link(order, pipeline):
     assert predict(fdg(K, order), apart).seconds == expected
 
 
+@pytest.mark.slow
 def test_a_message_costs_pipedream_more_than_fdg_but_for_two_stages_backward_first():
     """docs/corrections.md: what a staleness twice as large buys. Without messages all three are as fast."""
     for K, c in product((2, 3, 4), map(Fraction, ("0", "1/2", "3/2", "2"))):
@@ -232,6 +235,7 @@ def test_each_process_dispatches_its_own_stages():
 NAMES, FACTORS = st.sampled_from(methods.names()), st.fractions(Fraction(1, 9), 9, max_denominator=9)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(name=NAMES, latency=WHOLE, slow=WHOLE, host=WHOLE, factor=FACTORS)
 def test_all_times_longer_by_a_factor_make_a_tick_longer_by_that_factor(name, latency, slow, host, factor):

@@ -19,6 +19,7 @@ from fdg_jax.training import job as jobs
 from fdg_jax.training import opening
 
 
+@pytest.mark.slow
 def test_initial_variables_do_not_depend_on_the_split():
     """A stage that starts itself from the same key has the values that the whole network has there."""
     blocks, images, cuts = models.blocks("resnet8", 10), jnp.zeros((4, 8, 8, 3)), (1, 2, 3)
@@ -83,6 +84,7 @@ def test_balanced_is_the_best_of_all_splits(costs, K):
     assert (max(sums), sum(s * s for s in sums)) == best
 
 
+@pytest.mark.slow
 def test_balanced_costs_are_flops_of_the_forward_pass_without_running_it():
     costs = split.block_costs("wrn16_4")
     assert len(costs) == len(models.blocks("wrn16_4", 10))
@@ -92,6 +94,7 @@ def test_balanced_costs_are_flops_of_the_forward_pass_without_running_it():
     assert split.parse("balanced", "wrn16_4", 2, 8) == split.balanced(costs, 2)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_flops_are_those_of_plain_convolutions(monkeypatch):
     on_cpu = split.block_costs("resnet20")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -160,6 +163,7 @@ def counted(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_blocks_that_are_alike_are_measured_once_and_block_0_by_itself(monkeypatch):
     warmed = []
     warm = block_times.warm
@@ -176,6 +180,7 @@ def test_blocks_that_are_alike_are_measured_once_and_block_0_by_itself(monkeypat
     assert all(seconds > 0 for seconds in found)
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_kept_for_the_next_start(counted, own_cache):
     first = block_times.seconds(BLOCKS, X, device())
     assert block_times.seconds(BLOCKS, X, device()) == first == known(BLOCKS, X)
@@ -183,6 +188,7 @@ def test_what_was_measured_is_kept_for_the_next_start(counted, own_cache):
     assert [path.suffix for path in own_cache.iterdir()] == [".json"]
 
 
+@pytest.mark.slow
 def test_other_blocks_another_batch_machine_version_or_code_measure_anew(counted, monkeypatch):
     larger, half = jax.ShapeDtypeStruct((16, 4), np.float32), jax.ShapeDtypeStruct((8, 4), np.float16)
     block_times.seconds(BLOCKS, X, device())
@@ -196,6 +202,7 @@ def test_other_blocks_another_batch_machine_version_or_code_measure_anew(counted
         assert known(BLOCKS, X) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [lambda text: text[:40], lambda text: "[1, 2]"], ids=["cut off", "a list"])
 def test_what_a_damaged_file_held_is_measured_anew(damage, counted, own_cache):
     first = block_times.seconds(BLOCKS, X, device())
@@ -207,6 +214,7 @@ def test_what_a_damaged_file_held_is_measured_anew(damage, counted, own_cache):
     assert len(counted) == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_where_it_was_not_asked_for(counted):
     """A default run is cut the same on every machine."""
     name, options = "balanced", Config(model="resnet8", K=2)

@@ -63,6 +63,7 @@ def work():
     return jax.jit(lambda x: x + 1)(jnp.zeros(4)).block_until_ready()
 
 
+@pytest.mark.slow
 def test_a_profile_traces_so_many_batches_once_nothing_compiles(tmp_path):
     said = []
     profile = Profile(2, tmp_path, nullcontext, said.append)
@@ -135,6 +136,7 @@ def test_a_dry_run_is_of_a_new_run(capsys):
     assert capsys.readouterr().err.startswith("error: --dry-run ")
 
 
+@pytest.mark.slow
 def test_no_jax_backend_starts_before_the_processes_are_joined():
     """Else they could not be joined any more. Every method and correction is checked."""
     code = """

@@ -180,7 +180,7 @@ def test_test_batches_are_all_test_images_in_order(small):
         assert labels[i] == label
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_image_that_is_damaged_later_is_named_whoever_decodes_it(small, workers):
     victim = small.train_images.path(3)
     with open(victim, "r+b") as file:

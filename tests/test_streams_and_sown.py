@@ -60,7 +60,8 @@ def plain(module, streams):
     return run
 
 
-@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_every_stream_has_a_key_of_its_own_and_sown_losses_are_part_of_the_gradient(engine):
     K, streams, modules = 3, ("dropout", "noise", "path"), stages(3, sown=True)
     ours = pipeline(K, DATA[0], stages=modules, engine=engine)
@@ -77,6 +78,7 @@ def test_every_stream_has_a_key_of_its_own_and_sown_losses_are_part_of_the_gradi
     assert ours.staleness == stale
 
 
+@pytest.mark.slow
 def test_the_loss_that_is_reported_and_evaluation_are_without_sown_losses():
     sowing = pipeline(2, DATA[0], stages=stages(2, sown=True, draws=False))
     without = pipeline(2, DATA[0], stages=stages(2, draws=False), variables=sowing.params)
@@ -130,6 +132,7 @@ def test_micro_batches_refuse_losses_sown_below_the_last_stage_and_take_those_of
         pipeline(2, DATA[0], stages=[Useless(1.0), nn.Dense(CLASSES)], method="gpipe")
 
 
+@pytest.mark.slow
 def test_a_network_that_is_cut_may_sow_and_ask_for_streams():
     blocks = stages(3, sown=True)
     ours = fdg_jax.Pipeline(blocks, cross_entropy, recipe(), split=[2]).init(jax.random.key(0), DATA[0])
@@ -165,7 +168,8 @@ def key_in_evaluation(key, n, k):
     return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, n), k))
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_a_module_that_draws_in_evaluation_draws_from_the_key_that_is_given(engine):
     key, modules = jax.random.key(5), [nn.Dense(12), Latent(CLASSES)]
     ours = drawing(engine, cross_entropy, modules)
@@ -187,6 +191,7 @@ def test_a_module_that_draws_in_evaluation_draws_from_the_key_that_is_given(engi
     assert ours.evaluate(DATA[:2], key=jax.random.PRNGKey(5)) == ours.evaluate(DATA[:2], key=key)
 
 
+@pytest.mark.slow
 def test_a_key_changes_no_evaluation_in_which_nothing_is_drawn():
     ours = pipeline(2, DATA[0], stages=stages(2))  # they draw in training
     ours.step(DATA[0])
@@ -228,6 +233,7 @@ def test_a_loss_that_draws_has_a_key_of_stage_K_new_in_every_step(engine):
     assert ours.evaluate(DATA[:2], key=key).loss == pytest.approx(float(sum(each)) / 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_that_draws_is_the_same_in_the_delay_line_and_goes_on_in_flight():
     one, line = drawing(stages=stages(2)), drawing("delay-line", stages=stages(2))  # stage K draws for itself, too
     for ours in (one, line):
@@ -236,7 +242,8 @@ def test_a_loss_that_draws_is_the_same_in_the_delay_line_and_goes_on_in_flight()
     goes_on_exactly(drawing, DATA[:5], at=3)
 
 
-@pytest.mark.parametrize("method", mostly_slow(["dfa", "dgl", "fr", "gpipe", "data_parallel"], "dfa"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dfa", "dgl", "fr", "gpipe", "data_parallel"])
 def test_every_method_gives_the_loss_another_key_in_every_step(method):
     ours = drawing(method=method, guard=True)
     ours.step(DATA[0])
@@ -250,6 +257,7 @@ def test_every_method_gives_the_loss_another_key_in_every_step(method):
     assert len({each.loss for each in still.losses(wait=True)}) == 3
 
 
+@pytest.mark.slow
 def test_keys_of_another_implementation_than_the_default_will_do():
     default, made = "threefry2x32", "rbg"
     with jax.default_prng_impl(default):

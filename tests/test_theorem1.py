@@ -114,7 +114,7 @@ def test_the_search_climbs_and_finds_what_a_direct_computation_finds():
 # The engines
 
 
-@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("K", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_engine_makes_the_theorems_update(K):
     problem, runs, steps = quadratic.coupled(K), 3, 12
     rates = np.array([0.1, 0.3, 1.0])
@@ -132,12 +132,14 @@ def test_the_engine_makes_the_theorems_update(K):
 # The limits of stability
 
 
+@pytest.mark.slow
 def test_plain_sgd_has_the_exact_limit_and_the_rate_over_the_staleness_nearly_one_for_all():
     for tau, of_rate in {1: 1.00, 2: 1.24, 3: 1.34, 7: 1.46, 15: 1.52}.items():  # computed elsewhere, to two digits
         assert eigenvalues.limit(0.0, 0.0, tau) == pytest.approx(eigenvalues.exact_limit(tau), rel=1e-9)
         assert tau * eigenvalues.exact_limit(tau) == pytest.approx(of_rate, abs=5e-3)
 
 
+@pytest.mark.slow
 def test_the_limits_are_those_of_a_table_computed_elsewhere():
     """By a search in steps: where the limit is exactly 1 it found 0.995."""
     kinds = ("last", "linear", "spike", "nesterov")

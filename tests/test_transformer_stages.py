@@ -102,6 +102,7 @@ def far(a, b):
 DROPPED = (("dropout", 0.1),)
 
 
+@pytest.mark.slow
 def test_a_pipeline_with_dropout_adamw_warm_up_clipping_and_masks_is_the_oracle():
     ours = made(2, 1, cuts=(1,), model=DROPPED, data=PADDED)
     start, params, losses = run(ours, PADDED)
@@ -148,6 +149,7 @@ def test_every_method_trains_a_transformer(method):
     assert ours.evaluate(DATA[:2]).error_percent is not None
 
 
+@pytest.mark.slow
 def test_a_token_sees_none_of_those_after_it():
     blocks = network(1)
     module = split.Stage(tuple(blocks))
@@ -182,6 +184,7 @@ def test_the_norm_has_the_gradient_that_jax_derives():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums of 8 products of order 1
 
 
+@pytest.mark.slow
 def test_the_faster_forms_of_matrices_and_rotation_are_the_plain_ones():
     """They ended in the same bits where this was tried. A compiler may sum the rows in another order."""
     module, tokens = split.Stage(tuple(models.blocks("transformer2x32", 16))), jnp.arange(3 * 8).reshape(3, 8) % 16

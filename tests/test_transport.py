@@ -17,12 +17,13 @@ def kept_by(processes, K):
     return sorted(said, key=lambda one: one["process"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "K", "stages"),
     [
         (1, 3, [[1, 2, 3]]),
-        pytest.param(2, 3, [[1, 2], [3]], marks=pytest.mark.slow),
-        pytest.param(3, 3, [[1], [2], [3]], marks=pytest.mark.slow),
+        (2, 3, [[1, 2], [3]]),
+        (3, 3, [[1], [2], [3]]),
     ],
 )
 def test_a_transport_keeps_the_contract(processes, K, stages):

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, as_functions, batches, cross_entropy, fed, mostly_slow, parts, recipe
+from small import CLASSES, as_functions, batches, cross_entropy, fed, parts, recipe
 
 import fdg_jax
 from fdg_jax import Weighted, methods
@@ -70,7 +70,8 @@ def by_hand(ours, data):
     return losses / total, 100 * wrong / total
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_an_evaluation_with_weights_is_a_plain_loop_also_with_a_last_batch_of_another_size(engine):
     for data, stages in ((examples(4, last=5), None), (tokens(4), [Tokens(12), Tokens(CLASSES)])):
         ours = made(2, data[0], weighted_loss, engine, stages)
@@ -82,7 +83,8 @@ def test_an_evaluation_with_weights_is_a_plain_loop_also_with_a_last_batch_of_an
         assert found.images == sum(len(x) for x, _ in data) + len(nothing[0])
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_training_with_weights_is_the_oracle(engine):
     data = examples(6, last=7)
     ours = made(2, data[0], weighted_loss, engine)
@@ -100,6 +102,7 @@ def test_weights_may_be_bools_and_no_weight_is_a_mean_of_0():
     assert float(Weighted(None, weights[:, 0]).mean(values)) == 4  # an example's weight counts for its tokens
 
 
+@pytest.mark.slow
 def test_labels_without_a_class_count_nothing_where_their_weight_is_0():
     labels = Weighted(np.array([1, 2, -100]), np.array([True, True, False]))  # optax: NaN for the last
     loss, gradient = jax.value_and_grad(lambda outputs: weighted_loss(outputs, labels))(jnp.ones((3, 4)))
@@ -143,6 +146,7 @@ def test_a_loss_over_the_whole_batch_is_refused_where_batches_are_cut(name, opti
         made(2, batch, WHOLE[name], **options)
 
 
+@pytest.mark.slow
 def test_it_trains_where_they_are_not_cut_and_a_metric_of_the_whole_batch_is_told():
     made(2, batches(1)[0], contrastive, method="data_parallel", batch_norm="sync")
     made(2, batches(1)[0], contrastive, method="gpipe", micro_batches=1)
@@ -169,6 +173,7 @@ def test_every_method_takes_weights_and_metrics(method):
     assert ours.evaluate(data).metrics == {"half": 0.5}
 
 
+@pytest.mark.slow
 def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
     class First(nn.Module):
         @nn.compact
@@ -224,7 +229,8 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
         ours.step({"x": x, "y": y})
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_metrics_of_the_loss_are_in_metrics_and_averaged_by_evaluation(engine):
     data = [*batches(3), *batches(1, size=5)]
     ours = made(2, data[0], with_metrics, engine)
@@ -270,6 +276,7 @@ def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):
         made(1, batches(1)[0], loss, stages=[nn.Dense(CLASSES)])
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_weight_examples_where_training_weights_tokens():
     x, _ = batches(1)[0]
     ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: t.mean((y - t.labels)[..., 0] ** 2), recipe())
@@ -297,7 +304,8 @@ class Decoder(nn.Module):
         return nn.Dense(8)(pair[0]), pair[1]
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_an_autoencoder_without_labels_is_the_oracle_goes_on_in_flight_and_is_evaluated_by_examples(engine):
     data = [(x, None) for x, _ in [*batches(4), *batches(1, size=5)]]
     one, two = (made(2, data[0], unlabelled, engine, [Encoder(), Decoder()]) for _ in range(2))
@@ -319,7 +327,8 @@ def test_an_autoencoder_without_labels_is_the_oracle_goes_on_in_flight_and_is_ev
     assert one.first_nonfinite(data[0]) is None
 
 
-@pytest.mark.parametrize("method", mostly_slow(["gpipe", "data_parallel", "dgl", "dni", "dfa", "fr"], "gpipe"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gpipe", "data_parallel", "dgl", "dni", "dfa", "fr"])
 def test_every_method_trains_without_labels_step_by_step_as_by_windows(method):
     def fresh():
         options = {"gpipe": {"micro_batches": 2}, "dni": {"conditional": False}}.get(method, {})
@@ -362,7 +371,8 @@ def by_weight(outputs, labels):
     return of_class.mean(per_label(outputs, of_class.labels) + box_errors(outputs, labels))
 
 
-@pytest.mark.parametrize("method", mostly_slow(["bp", "gpipe"], "gpipe"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["bp", "gpipe"])
 def test_the_only_weights_in_a_tree_of_labels_count_as_those_around_all_labels(method):
     def around(outputs, labels):
         return labels.mean(per_label(outputs, labels.labels["class"]) + box_errors(outputs, labels.labels))
@@ -378,6 +388,7 @@ def test_the_only_weights_in_a_tree_of_labels_count_as_those_around_all_labels(m
     assert one.evaluate(data) == two.evaluate(whole) and one.evaluate(data).images == 16 + 16 + 7
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_mean_by_the_only_weights_is_refused_where_batches_are_cut():
     def mixed(outputs, labels):
         of_class = labels["class"]
@@ -390,6 +401,7 @@ def test_a_loss_that_is_no_mean_by_the_only_weights_is_refused_where_batches_are
         made(2, batch, by_weight, method="gpipe", micro_batches=2)
 
 
+@pytest.mark.slow
 def test_several_weights_in_a_tree_of_labels_count_by_examples():
     def loss(outputs, labels):
         return labels["a"].mean(per_label(outputs, labels["a"].labels)) + labels["b"].mean(outputs[:, 0])

@@ -87,9 +87,10 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> None:
-    """Raises BadInput if a number of a finished run is absent, of another type, or impossible."""
+    """Raises BadInput if a number of a finished run, or its note, is absent, of another type, or impossible."""
     lists = {name: list for name in SUMMARY_LISTS if name in found}
     check(path, found, {name: NUMBERS[name][0] for name in SUMMARY_NEEDS} | lists, way_out)
+    check(path, found, {"note": str | None}, way_out, absent=None)
     if wrong := impossible(found):
         raise BadInput(f"{path}: {wrong}: the file is damaged. {way_out}")
 

@@ -64,6 +64,7 @@ def flips(request):
     return request.param
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_is_silent(flips, kept, capsys, tell):
     random, seen = Random(f"flip {flips}"), set()
     files = [file for file in kept.files if file.stat().st_size]

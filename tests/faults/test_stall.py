@@ -26,6 +26,7 @@ def told(err: str) -> list[str]:
     return [line for line in err.splitlines() if "makes no progress" in line]
 
 
+@pytest.mark.slow
 def test_the_stage_that_is_held_up_is_named_and_changes_nothing(tmp_path, capfd):
     data, hashes, k, held = batches(12), [], 2, 8  # the batch that comes to stage 2 in tick 9
     stages = parts(K)
