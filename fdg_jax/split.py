@@ -42,6 +42,7 @@ class Stage(nn.Module):
 
     blocks: tuple[nn.Module, ...]
     first: int = 0
+    passes_train_on = True  # and has no other use for it
 
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:

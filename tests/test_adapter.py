@@ -111,13 +111,90 @@ def test_a_switch_is_set_whatever_it_is_called_and_wherever_it_is(name):
     same(trained([Told(8), theirs()]), trained([Told(8), own()]))
 
 
-def test_what_a_module_sets_itself_stays():
-    frozen = [nn.Dense(CLASSES), nn.BatchNorm(use_running_average=True), nn.Dropout(0.3, deterministic=True)]
-    ours = trained([stage(nn.Sequential(frozen))])
-    statistics = ours.export()[0]["batch_stats"]["layers_1"]
+def test_what_is_meant_to_stay_stays():
+    frozen = nn.Sequential([nn.Dense(CLASSES), nn.BatchNorm(use_running_average=True)])
+    statistics = trained([stage(frozen, switch={})]).export()[0]["batch_stats"]["layers_1"]
     np.testing.assert_array_equal(statistics["mean"], np.zeros(CLASSES))
     chosen = stage(Training(training=False), switch={})
     np.testing.assert_array_equal(trained([chosen]).export()[0]["batch_stats"]["layers_1"]["var"], np.ones(CLASSES))
+
+
+class Remat(nn.Module):
+    """A switch with the value for evaluation as its default."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Dropout(0.5)(nn.Dense(CLASSES)(x), deterministic=not train)
+
+
+class InSetup(nn.Module):
+    training: bool = True
+
+    def setup(self):
+        self.dense, self.dropout = nn.Dense(CLASSES), nn.Dropout(0.5, deterministic=not self.training)
+
+    def __call__(self, x):
+        return self.dropout(self.dense(x))
+
+
+class Merged(nn.Module):
+    """An argument and a field of one name, as flax.linen's own layers have."""
+
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = None):
+        off = nn.merge_param("deterministic", self.deterministic, deterministic)
+        return nn.Dropout(0.5)(nn.Dense(CLASSES)(x), deterministic=off)
+
+
+DROPPING = {
+    "remat": lambda: nn.remat(Remat, static_argnums=(2,))(),
+    "remat by name": lambda: stage(nn.remat(Remat, static_argnums=(2,))(), inputs="h"),
+    "jit": lambda: nn.jit(Remat, static_argnums=(2,))(),
+    "setup": lambda: stage(InSetup()),
+    "merged": lambda: stage(Merged()),
+    "merged and given": lambda: stage(Merged(deterministic=True), switch="deterministic"),
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_a_part_that_is_reached_drops_in_training_and_not_in_evaluation(name):
+    x, y = DATA[0]
+    batch = ({"h": x} if "name" in name else x), y
+    ours = trained([DROPPING[name]()], [batch] * 3, optimizer=optax.sgd(0.0), method="bp")
+    assert len({each.loss for each in ours.losses(wait=True)}) == 3
+    np.testing.assert_array_equal(ours.predict(batch[0]), ours.predict(batch[0]))
+
+
+class Handed(nn.Module):
+    """Hands a switch of its own on, under a name that says nothing."""
+
+    off: bool
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(0.5, deterministic=self.off)(nn.Dense(CLASSES)(x))
+
+
+def test_a_switch_that_a_module_hands_on_from_a_field_is_refused_in_a_stage_too():
+    for module in (Handed(True), stage(Handed(True))):
+        with pytest.raises(BadInput, match="has a field `deterministic`, which nobody would set"):
+            trained([module])
+    trained([stage(Handed(True), switch={"off": False})])
+
+
+def test_weights_of_a_list_in_nnx_go_back():
+    class Two(nnx.Module):
+        def __init__(self, *, rngs):
+            self.layers = nnx.List([nnx.Linear(DATA[0][0].shape[1], 4, rngs=rngs), nnx.Linear(4, CLASSES, rngs=rngs)])
+
+        def __call__(self, x):
+            return self.layers[1](self.layers[0](x))
+
+    ours, again = trained([fdg_jax.from_nnx(Two)], method="bp"), Two(rngs=nnx.Rngs(5))
+    nnx.update(again, ours.export()[0]["params"])
+    np.testing.assert_allclose(ours.predict(DATA[0][0]), again(DATA[0][0]), atol=1e-6)  # another program
 
 
 class Masked(nn.Module):
@@ -208,7 +285,7 @@ class Drawing(nn.Module):
         return y if key is None else y + jax.random.normal(key, y.shape)
 
 
-@pytest.mark.parametrize("rngs", [("noise",), pytest.param({"key": "noise"}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rngs", ["noise", pytest.param({"key": "noise"}, marks=pytest.mark.slow)])
 def test_a_module_gets_a_new_key_in_every_step_and_none_in_evaluation(rngs):
     x = DATA[0][0]
     ours = trained([stage(Drawing(), rngs=rngs)], [DATA[0]] * 3, optimizer=optax.sgd(0.0), method="bp")
@@ -241,6 +318,8 @@ WRONG = [
     (lambda: stage(Told(), switch="deterministic"), "Told has no argument or field `deterministic`: its call takes"),
     (lambda: stage(Training(training=True)), "may be its switch or be meant to stay. Give switch='training'"),
     (lambda: stage(Told(), carry=("mask",)), "say which ones Told takes, as inputs='x'"),
+    (lambda: stage(nn.Dense), "stage takes an instance of a linen module, not the class: stage(Dense(...))"),
+    (lambda: stage(Told(), inputs="x", output="m", carry="m"), "the entry 'm' is carried on, and the output of Told"),
     (lambda: stage(Told(), aux="mean"), "Give 'loss', a weight such as 0.01, 'metric' or 'drop'"),
     (lambda: trained([stage(Told(), inputs="x")]), "takes or carries 'x', and its message is no dictionary"),
     (lambda: trained([stage(Masked(4), inputs=("h", "pad"))], NAMED), "its message has h, mask. The stage before"),

@@ -3,7 +3,7 @@ outputs, or as plain functions. `stage` and `from_functions` say in a line what 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fdg_jax.errors import BadInput
 from fdg_jax.stages.around import Around, Held, name_of
 from fdg_jax.stages.reported import METRICS
-from fdg_jax.stages.switches import LOSSES, SWITCHES, Tell, arguments
+from fdg_jax.stages.switches import LOSSES, SWITCHES, Tell, by_position
 
 Tree = Any
 
@@ -39,16 +39,16 @@ def stage(
     switch: str | Mapping[str, bool] | None = None,
     inputs: str | tuple[str, ...] | Mapping[str, str] = (),
     output: str | None = None,
-    carry: tuple[str, ...] = (),
+    carry: str | tuple[str, ...] = (),
     aux: str | float | None = None,
-    rngs: tuple[str, ...] | Mapping[str, str] = (),
+    rngs: str | tuple[str, ...] | Mapping[str, str] = (),
 ) -> nn.Module:
     """Makes a stage, or a block, of a module that was not written for this library. Its variables keep their names.
 
     The switches `train`, `training`, `is_training`, `deterministic` and `use_running_average` of the module and of all
     its parts are set, whether they are arguments or fields, unless the module sets them itself; so
-    `stage(nn.Sequential([nn.Dense(8), nn.BatchNorm(), nn.Dropout(0.1)]))` is whole. Parts within nn.jit or nn.remat
-    are not reached; `init` refuses these.
+    `stage(nn.Sequential([nn.Dense(8), nn.BatchNorm(), nn.Dropout(0.1)]))` is whole. What is not reached (a field of a
+    part that its `setup` has read, a static argument of a part within nn.remat), `init` refuses.
 
     Arguments:
         module: a linen module, or what `fdg_jax.from_nnx` takes.
@@ -72,6 +72,8 @@ def stage(
 
     Example: `stage(TransformerLayer(), inputs=("x", "mask"), carry=("mask",), aux="loss")`
     """
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise BadInput(f"stage takes an instance of a linen module, not the class: stage({module.__name__}(...)).")
     if not isinstance(module, nn.Module):
         from fdg_jax.stages.from_nnx import from_nnx  # here: importing flax.nnx takes half a second
 
@@ -89,15 +91,19 @@ def stage(
         if isinstance(field, bool) and field != getattr(type(module), name, None):
             fact = f"{who} was made with {name}={field}, which may be its switch or be meant to stay"
             raise BadInput(f"{fact}. Give switch={name!r} to have it set, or switch={{}} to have everything stay.")
+    carry = (carry,) if isinstance(carry, str) else tuple(carry)
     of = [inputs] if isinstance(inputs, str) else inputs
     routes = tuple(of.items() if isinstance(of, Mapping) else enumerate(of))
     if carry and not routes:
         raise BadInput(f"carry={carry} needs a message of named entries: say which ones {who} takes, as inputs='x'.")
     if isinstance(aux, str) and aux not in ("loss", "metric", "drop"):
         raise BadInput(f"aux={aux!r} is not known. Give 'loss', a weight such as 0.01, 'metric' or 'drop'.")
-    streams = tuple(rngs.items() if isinstance(rngs, Mapping) else (("", name) for name in rngs))
+    asked = [rngs] if isinstance(rngs, str) else rngs
+    streams = tuple(asked.items() if isinstance(asked, Mapping) else (("", name) for name in asked))
     output = output or (routes[0][1] if carry else None)
-    return Adapted(Held(module), Call(switch != {}, tuple(named.items()), routes, output, tuple(carry), aux, streams))
+    if output in carry:
+        raise BadInput(f"the entry {output!r} is carried on, and the output of {who}, too. Give it another output=.")
+    return Adapted(Held(module), Call(switch != {}, tuple(named.items()), routes, output, carry, aux, streams))
 
 
 class Adapted(Around):
@@ -123,21 +129,29 @@ class Adapted(Around):
         if how.inputs:
             given = [x[name] for at, name in how.inputs if isinstance(at, int)]
             named = {at: x[name] for at, name in how.inputs if isinstance(at, str)}
-        elif how.tells and not how.switch:
-            given, named = arguments(module, x, train)
         for argument, stream in how.rngs:
             key = self.make_rng(stream) if train or self.has_rng(stream) else None
             named |= {argument: key} if argument else {}
-        for name, trains in how.switch:
-            if name in inspect.signature(type(module).__call__).parameters:
-                named[name] = trains is train
-            else:
+        takes = inspect.signature(type(module).__call__).parameters
+        for name, trains in self.switches(module):
+            if name in vars(module):
                 object.__setattr__(module, name, trains is train)  # `inner` is a copy for this call
+            elif name in takes:
+                named[name] = trains is train
+        given, named = by_position(module, given, named)
         with nn.intercept_methods(Tell(train)) if how.tells else nullcontext():
             y = module(*given, **named)
         if how.aux is not None:
             y = self.without_aux(y)
         return y if how.output is None else {**{name: x[name] for name in how.carry}, how.output: y}
+
+    def switches(self, module: nn.Module) -> Iterable[tuple[str, bool | None]]:
+        """(name, value in training) of the switches that are set of the module itself: those that `stage` was told, or
+        else arguments without a field that has a value, and fields that have their defaults."""
+        if self.how.switch or not self.how.tells:
+            return self.how.switch
+        fields, kind = vars(module), type(module)
+        return [each for each in SWITCHES.items() if fields.get(each[0]) == getattr(kind, each[0], None)]
 
     def without_aux(self, result: Any) -> Any:
         """y of a module's (y, aux). The rest is sown as `aux` says."""

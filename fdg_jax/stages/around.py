@@ -14,6 +14,7 @@ class Around(nn.Module):
     """A module around another one, whose variables it has under the same names."""
 
     held: Held
+    passes_train_on = True  # and has no other use for it
 
     @property
     def inner(self) -> nn.Module:

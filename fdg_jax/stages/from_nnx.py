@@ -24,7 +24,7 @@ from fdg_jax.stages.around import Around
 from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switches
 
 Tree = Any
-Path = tuple[str, ...]
+Path = tuple[Any, ...]
 STREAMS = ("params", "dropout", "default")  # of the nnx.Rngs that makes a module; "default" stands in for all others
 WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` on to module.train() and module.eval()."
 
@@ -234,7 +234,7 @@ def place(at: tuple[Any, ...], leaf: Any) -> Path:
     kind = "params" if isinstance(leaf, nnx.Param) else "batch_stats" if isinstance(leaf, nnx.BatchStat) else "arrays"
     if kind == "arrays" and isinstance(leaf, nnx.Variable):
         kind = nnx.variable_name_from_type(type(leaf), allow_register=True)
-    return (kind, *map(str, at))
+    return (kind, str(at[0]), *at[1:])  # whole numbers stay so, as nnx.update wants them
 
 
 def nested(leaves: Any) -> dict[str, dict[str, Any]]:

@@ -66,6 +66,17 @@ def arguments(module: Any, x: Tree, train: bool) -> tuple[list[Any], dict[str, A
     return [x, *between, named.pop(first.name)], named
 
 
+def by_position(module: Any, given: list[Any], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a module's call, by position as far as possible, since nn.remat and nn.jit know static arguments
+    by their positions."""
+    try:
+        bound = inspect.signature(type(module).__call__).bind(module, *given, **named)
+    except TypeError:  # the call itself will say so
+        return tuple(given), named
+    bound.apply_defaults()
+    return bound.args[1:], bound.kwargs
+
+
 def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) -> Switch | None:
     """The switch of a call; if there are several, one that selects evaluation mode. owner: the module whose fields may
     be switches, or None."""
@@ -141,11 +152,13 @@ class Untold:
         lifted = context.method_name == "<lambda>"
         call = partial(type(module).__call__, module) if lifted else context.orig_method
         switch = switch_of(call, module, args, kwargs) if self.looks else None
+        if lifted and switch and not switch.given:  # static arguments are not among those of the lambda
+            switch = None
         try:
             if getattr(module, "stays", False):
                 self.looks = False
-            elif switch is None or switch.trains:  # a stage of blocks only passes `train` on
-                self.told = self.told or (switch is not None and not hasattr(module, "named_blocks"))
+            elif switch is None or switch.trains:
+                self.told = self.told or (switch is not None and not getattr(module, "passes_train_on", False))
             elif switch.given and (switch.argument or self.told):
                 self.looks = False
             else:

@@ -56,6 +56,9 @@ def way_out_of(error: Exception) -> str:
     text = str(error)
     if any(f"'{name}'" in text or f'"{name}"' in text for name in SWITCHES):
         return WAY_OUT
+    if "required positional argument" in text or isinstance(error, IndexError):
+        fact = "fdg_jax.stage(module, inputs=...) says which entries of a dictionary a module takes"
+        return f"{fact}; aux= in the stage before, that it returns (y, aux)."
     if "not a valid JAX type" in text:
         return "A stage gives arrays, in dictionaries or tuples where there are several. Leave the rest out."
     if "unbound axis name" in text:
