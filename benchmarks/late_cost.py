@@ -21,13 +21,14 @@ from fdg_jax import late, models
 from fdg_jax.machine import programs
 from fdg_jax.stages.functions import init_variables, make_apply, split_variables
 
-NETWORKS = {"transformer8x64": (16, 64), "resnet20": (64, 32)}  # examples of a batch; tokens, or pixels of a side
+# (network, examples of a batch; tokens, or pixels of a side): the commands' defaults, and smaller batches, as the cost of
+# lateness does not depend on the batch.
+CASES = [("transformer8x64", 32, 128), ("transformer8x64", 16, 64), ("resnet20", 128, 32), ("resnet20", 64, 32)]
 K, STEPS = 8, 5  # stages; steps of a turn
 
 
-def sides(name: str) -> dict[str, Callable[[], Any]]:
+def sides(name: str, n: int, size: int) -> dict[str, Callable[[], Any]]:
     """{name: makes one step and returns its state}."""
-    n, size = NETWORKS[name]
     tokens = models.takes(name) == "tokens"
     blocks = models.blocks(name, classes=256 if tokens else 10)
     x = jnp.zeros((n, size), jnp.int32) if tokens else jnp.ones((n, size, size, 3), jnp.float32)
@@ -67,22 +68,24 @@ def sides(name: str) -> dict[str, Callable[[], Any]]:
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
-    return [measured(name, given.windows) for name in NETWORKS]
+    return [measured(*case, given.windows) for case in CASES]
 
 
-def measured(name: str, turns: int) -> dict[str, Any]:
+def measured(name: str, n: int, size: int, turns: int) -> dict[str, Any]:
     """The row of a network."""
-    taken = in_one_process(sides(name), turns, STEPS)
+    taken = in_one_process(sides(name, n, size), turns, STEPS)
     ratios = sorted(b / a for a, b in zip(taken["plain"], taken["late"], strict=True))
     costs = {f"{side}_milliseconds": round(1e3 * statistics.median(each), 2) for side, each in taken.items()}
     quartiles = {"ratio": statistics.median(ratios), "low": ratios[turns // 4], "high": ratios[-1 - turns // 4]}
     costs |= {name: round(value, 3) for name, value in quartiles.items()}
-    return {"benchmark": "late_cost", "model": name, "K": K, **costs, "turns": turns, **report.here()}
+    about = {"benchmark": "late_cost", "model": name, "batch_size": n, "size": size, "K": K}
+    return {**about, **costs, "turns": turns, **report.here()}
 
 
 def table(rows: report.Rows, given: report.Given) -> str:
     columns: dict[str, report.Cell] = {
-        "network": "{model}", "plain step ms": "{plain_milliseconds:.2f}", "late step ms": "{late_milliseconds:.2f}",
+        "network": "{model}", "batch": "{batch_size} x {size}",
+        "plain step ms": "{plain_milliseconds:.2f}", "late step ms": "{late_milliseconds:.2f}",
         "ratio (middle half)": "{ratio:.3f} ({low:.3f} to {high:.3f})",
     }  # fmt: skip
     about = f"K = {K}, AdamW. Medians over {given.windows} turns of {STEPS} steps. {report.versions(rows[0])}."
