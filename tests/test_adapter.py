@@ -27,12 +27,14 @@ def trained(stages, data=DATA, method="fdg", **options):
     return ours
 
 
-def same(one, other, x=DATA[0][0]):
-    """Asserts that two pipelines have the same weights and outputs, whatever containers they have them in."""
+def same(one, other, x=DATA[0][0], exactly=False):
+    """Asserts that two pipelines have the same weights and outputs. Two modules that compute the same are two programs,
+    in which XLA may join operations otherwise: 7e-9 seen at weights of order 1."""
     ours, theirs = ([each.get("params", {}) for each in pipeline.export()] for pipeline in (one, other))
     assert jax.tree.leaves(ours)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    np.testing.assert_array_equal(one.predict(x), other.predict(x))
+    close = {"rtol": 0, "atol": 0 if exactly else 1e-6}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), ours, theirs)
+    np.testing.assert_allclose(one.predict(x), other.predict(x), **close)
 
 
 class Told(nn.Module):
@@ -360,7 +362,7 @@ def test_functions_are_a_stage(containers):
     (one,) = ours.export()
     assert float(np.abs(one["state"]["mean"]).max()) > 0
     assert [leaf.shape for leaf in jax.tree.leaves(one["params"])] == [(5,), (DATA[0][0].shape[1], 5), (5,), (5,)]
-    same(ours, trained([from_functions(init, apply, state=True)], engine="delay-line"))
+    same(ours, trained([from_functions(init, apply, state=True)], engine="delay-line"), exactly=True)
 
 
 class Tokens(nn.Module):
@@ -425,10 +427,10 @@ def test_tied_stages_share_the_weights_of_their_owner_as_plain_flax_does():
 @pytest.mark.slow
 def test_a_tied_pipeline_is_late_as_its_delay_line_is_and_goes_back_into_its_stages():
     one, other = trained(network(), TOKENS), trained(network(), TOKENS, engine="delay-line")
-    same(one, other, TOKENS[0][0])
+    same(one, other, TOKENS[0][0], exactly=True)
     again = fdg_jax.Pipeline(network(), cross_entropy, optax.sgd(0.1))
     again.init(jax.random.key(1), TOKENS[0], one.export())
-    same(one, again, TOKENS[0][0])
+    same(one, again, TOKENS[0][0], exactly=True)
 
 
 @pytest.mark.slow
@@ -437,4 +439,4 @@ def test_two_shared_modules_and_a_shared_stage_are_tied():
     stages = tie(tie([Tokens(table), layer, Layer(), layer, Scores(table)], table), layer)
     ours = trained(stages, TOKENS)
     assert [len(each.get("params", {})) for each in ours.export()] == [2, 1, 1, 0, 1]
-    same(ours, trained(stages, TOKENS, engine="delay-line"), TOKENS[0][0])
+    same(ours, trained(stages, TOKENS, engine="delay-line"), TOKENS[0][0], exactly=True)

@@ -179,7 +179,7 @@ class NnxSwitched(nnx.Module):
     (nn.Sequential([Field()]), r"layers_0 \(Field\) has a field `train`.*it is False"),
     (nn.BatchNorm(use_running_average=True), r"`use_running_average`.*nn\.BatchNorm\(\)\(x, use_running_average=True"),
     (nn.Sequential([nn.Dropout(0.5)]), r"\"deterministic\" must be passed.*fdg_jax\.stage\(module\) sets"),
-    (Scanned(), r"its part \(CheckpointSwitched\) has .*`deterministic`"),
+    (Scanned(), r"CheckpointSwitched_0 \(Switched\) has .*`deterministic`"),
     (fdg_jax.from_nnx(lambda rngs: nnx.Sequential(NnxSwitched(rngs=rngs))), r"\(NnxSwitched\) has .*`training`"),
     (Frozen(), ""),
     (nn.Sequential([nn.Dense(5), nn.Dropout(0.0, deterministic=True)]), ""),  # the same when it is told

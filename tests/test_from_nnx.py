@@ -56,7 +56,7 @@ def as_nnx(block, variables):
     flat = {"/".join(map(str, at)): leaf for at, leaf in nnx.to_flat_state(nnx.state(block))}
     for tree in variables.values():
         for at, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
-            flat["/".join(key.key for key in at)].set_value(jnp.asarray(value))
+            flat["/".join(str(key.key) for key in at)].set_value(jnp.asarray(value))
     return block
 
 
