@@ -21,8 +21,8 @@ from fdg_jax import late, models
 from fdg_jax.machine import programs
 from fdg_jax.stages.functions import init_variables, make_apply, split_variables
 
-# (network, examples of a batch; tokens, or pixels of a side): the commands' defaults, and smaller batches, as the cost of
-# lateness does not depend on the batch.
+# (network, examples of a batch; tokens, or pixels of a side): the commands' defaults, and smaller batches, as the
+# cost of lateness does not depend on the batch.
 CASES = [("transformer8x64", 32, 128), ("transformer8x64", 16, 64), ("resnet20", 128, 32), ("resnet20", 64, 32)]
 K, STEPS = 8, 5  # stages; steps of a turn
 
