@@ -12,8 +12,10 @@ import fdg_jax
 from fdg_jax.errors import BadInput
 
 WIDE = [(x.astype(np.float64), y) for x, y in batches(8)]  # batches of 16
-# In float64, sums over the parts of a batch differ in the last bits: 7e-16 seen.
+# In float64, sums over the parts of a batch differ in the last bits: 7e-16 seen. What dgl and dni add to a stage is
+# float32: 3e-8 seen.
 CLOSE = {"rtol": 0, "atol": 1e-12}
+FLOAT32 = {"dgl": 1e-6, "dni": 1e-6}
 
 
 class Part(nn.Module):
@@ -62,7 +64,7 @@ KINDS = {
     "fa": {"method": "fa"},
     "dfa": {"method": "dfa"},
     "replay": {"method": "replay"},
-    "scaled_bp": {"method": "scaled_bp", "beta": 0.5},
+    "scaled_bp": {"method": "scaled_bp", "scale": 0.5},
     "corrected": {"method": "fdg", "correct": "dc_asgd,rate", "learning_rate": 0.1, "beta": 0.5},
     "more": {"method": "fdg", "accumulate": 2, "guard": True, "gradient_norms": True, "ema": 0.9, "remat": "all"},
     "delay line": {"method": "fdg", "engine": "delay-line"},
@@ -74,14 +76,14 @@ KINDS = {
 def test_replicas_change_no_number_beyond_rounding(K, kind):
     with jax.enable_x64(True):
         one = made(K, 1, **KINDS[kind])
-        losses = fed(one)
+        losses, close = fed(one), {**CLOSE, "atol": FLOAT32.get(kind, 1e-12)}
         for R in (2, 4) if K == 2 else (2,):
             ours = made(K, R, **KINDS[kind])
-            np.testing.assert_allclose(fed(ours), losses, **CLOSE)
+            np.testing.assert_allclose(fed(ours), losses, **close)
             assert ours.staleness == one.staleness and ours.updates == one.updates
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), ours.export(), one.export())
-            np.testing.assert_allclose(ours.predict(WIDE[0][0]), one.predict(WIDE[0][0]), **CLOSE)
-            assert ours.evaluate(WIDE).loss == pytest.approx(one.evaluate(WIDE).loss, abs=1e-12)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), ours.export(), one.export())
+            np.testing.assert_allclose(ours.predict(WIDE[0][0]), one.predict(WIDE[0][0]), **close)
+            assert ours.evaluate(WIDE).loss == pytest.approx(one.evaluate(WIDE).loss, abs=close["atol"])
             mine = [leaf for stage in ours.params for leaf in jax.tree.leaves(stage)]
             assert all(len(leaf.devices()) == R and leaf.sharding.is_fully_replicated for leaf in mine)
 
