@@ -41,7 +41,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Returns: " Did you mean resnet20 or resnet18?", to follow another sentence, at most three names, the nearest first;
     "" if no name is near.
     """
-    by_letters = {re.sub(r"[-_.]", "", each.lower()): each for each in known}
+    by_letters = {re.sub(r"[-_.]", "", each.lower()): each for each in known if each != name}
     letters = re.sub(r"[-_.]", "", name.lower())
     parts = [each for each in by_letters if len(letters) >= 3 and letters in each][:3]
     parts = [letters] if letters in by_letters else parts

@@ -29,7 +29,7 @@ from stages_of_layers import ROUNDING, Two
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import digits
 from fdg_jax.errors import BadInput
-from fdg_jax.methods.data_parallel import ReplicaPlace
+from fdg_jax.methods.data_parallel import replica_places
 
 
 @pytest.mark.parametrize("norm", mostly_slow(NORMS, "sync"))
@@ -67,7 +67,7 @@ def test_without_batch_norm_it_is_backprop_for_any_batch_size(K):
 
 
 def test_a_batch_that_is_spread_is_augmented_where_its_images_are():
-    images, place = np.zeros((8, 16, 16, 3), np.uint8), ReplicaPlace(jax.devices()[:2])
+    images, place = np.zeros((8, 16, 16, 3), np.uint8), replica_places(jax.devices()[:2])[0]
     transform = jax.jit(train_transform(digits.load()._replace(flip=True), 0))
     program = transform.lower(place.put_batch(images), place.put_weights(np.int32(1))).compile()
     assert program.output_shardings.spec == P("replica")
@@ -90,7 +90,7 @@ def test_replicas_that_share_devices_have_the_numbers_of_those_that_do_not():
 def test_a_device_has_as_many_replicas_as_any_other():
     a, b, c = jax.devices()[:3]
     sizes = [
-        ReplicaPlace(devices).mesh.size for devices in ([a], [a, a], [a, b], [a, a, b], [a, a, b, b], [a, b, c, c])
+        replica_places(devices)[0].mesh.size for devices in ([a], [a, a], [a, b], [a, a, b], [a, a, b, b], [a, b, c, c])
     ]
     assert sizes == [1, 1, 2, 1, 2, 2]
 
