@@ -87,7 +87,7 @@ BAD = {
     "--run-dir run --resume auto --beta 0.5": "contradicts",
     "--K 0": "it must lie in [1, 10000]. Use 1 (plain BP)",
     "--K 99": "resnet20 has 11 blocks",
-    "--K 2 --replicas 3": "--replicas 3 does not divide --batch-size 128",
+    "--K 2 --replicas 3": "--replicas 3: a batch of 128 cannot be cut over so many devices",
     "--dataset digits --model resnet8 --epochs 1000000000000": "12,000,000,000,000 batches are more than 100,000,000",
     "--bta 0.5": "Did you mean --beta?",
     "--K": "--K needs a value",

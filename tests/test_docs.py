@@ -79,9 +79,8 @@ def test_the_pieces_of_the_tutorial_are_a_program_that_prints_what_it_says(tmp_p
 RECIPES = [text for language, text in blocks("docs/from-your-network.md") if language == "python"]
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[] if n == 3 else pytest.mark.slow) for n in range(1, len(RECIPES))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(1, len(RECIPES)))
 def test_the_recipes_train(number, tmp_path):
     for library in ("haiku", "equinox"):
         if f"import {library}" in RECIPES[number]:

@@ -71,6 +71,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "fdg", "more"))
 @pytest.mark.parametrize("K", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_replicas_change_no_number_beyond_rounding(K, kind):
@@ -88,6 +89,7 @@ def test_replicas_change_no_number_beyond_rounding(K, kind):
             assert all(len(leaf.devices()) == R and leaf.sharding.is_fully_replicated for leaf in mine)
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_with_another_number_of_replicas_and_a_smaller_last_batch():
     with jax.enable_x64(True):
         one, other = made(2, 1, "fdg"), made(2, 2, "fdg")

@@ -36,6 +36,7 @@ def same_everywhere(folder, processes, settings=None, **options):
             np.testing.assert_array_equal(one[name], several[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """With a batch of another size, a guard, and two stages in one of the processes."""
     same_everywhere(tmp_path, 2, QUICK, beta=0.5, guard=True)

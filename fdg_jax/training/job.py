@@ -290,9 +290,6 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
         if remark or peers.processes > 1:
             there = f"{len(set(found))} in {peers.processes} processes" if peers.processes > 1 else len(set(found))
             raise BadInput(f"--K {K} --replicas {R} needs {K * R} devices in one process; there are {there}.")
-        if options.batch_size % R:
-            fact = f"--replicas {R} does not divide --batch-size {options.batch_size}"
-            raise BadInput(f"{fact}, so each device would compute the whole batch. Use a multiple of {R}.")
         engine = "pipeline" if options.engine == "auto" else options.engine
         return dataclasses.replace(options, engine=engine), [found[k * R : (k + 1) * R] for k in range(K)], ""
     why = ""
