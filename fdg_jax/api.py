@@ -67,7 +67,8 @@ class Pipeline:
     learning_rate, momentum: those of the optimizer, for corrections that need them: an optax chain does not show them.
     method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
-    devices: one per stage, or one for the delay line; by default accelerators, else emulated CPU devices.
+    devices: one per stage, a list or a mesh of several for each, or one for the delay line; by default accelerators,
+        else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     dtype: "float32" (arrays are left as they are) or "bfloat16": modules compute with kernels and activations in
         bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stages.precision). Flax

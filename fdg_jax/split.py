@@ -42,7 +42,7 @@ class Stage(nn.Module):
 
     blocks: tuple[nn.Module, ...]
     first: int = 0
-    passes_train_on = True  # and has no other use for it
+    passes_train_on = True  # hands `train` to its parts, and does nothing else with it
 
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:

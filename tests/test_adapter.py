@@ -244,12 +244,13 @@ class Sowing(nn.Module):
     """Sows two numbers, one of them as an auxiliary output."""
 
     width: int
+    numbers: int = 1
 
     @nn.compact
     def __call__(self, x):
         self.sow("metrics", "largest", jnp.max(x))
         y = nn.Dense(self.width)(x)
-        return y, jnp.mean(y)
+        return y, jnp.mean(y) if self.numbers == 1 else y[0, : self.numbers]
 
 
 @pytest.mark.parametrize(
@@ -321,6 +322,8 @@ WRONG = [
     (lambda: stage(Training(training=True)), "may be its switch or be meant to stay. Give switch='training'"),
     (lambda: stage(Told(), carry=("mask",)), "say which ones Told takes, as inputs='x'"),
     (lambda: stage(nn.Dense), "stage takes an instance of a linen module, not the class: stage(Dense(...))"),
+    (lambda: stage(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), switch={}), "switch= is for linen modules"),
+    (lambda: trained([stage(Sowing(CLASSES, 2), aux="metric")]), "one number, and [2] numbers were sown as 'aux'"),
     (lambda: stage(Told(), inputs="x", output="m", carry="m"), "the entry 'm' is carried on, and the output of Told"),
     (lambda: stage(Told(), aux="mean"), "Give 'loss', a weight such as 0.01, 'metric' or 'drop'"),
     (lambda: trained([stage(Told(), inputs="x")]), "takes or carries 'x', and its message is no dictionary"),

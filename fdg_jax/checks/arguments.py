@@ -96,6 +96,15 @@ def required(function: Any) -> int | None:
     return sum(each.kind in positional and each.default is each.empty for each in parameters)
 
 
+def takes_two(function: Callable) -> bool:
+    """Whether a function can be called with two arguments."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    return True
+
+
 def check_preprocess(function: Any) -> Preprocess | None:
     """The functions of `preprocess`; None if there is none.
 
@@ -105,7 +114,7 @@ def check_preprocess(function: Any) -> Preprocess | None:
     if function is None:
         return None
     takes = required(function)
-    if takes not in (2, 3):
+    if takes is None or takes > 3 or (takes < 3 and not takes_two(function)):
         found = kind(function) if takes is None else f"a function of {takes} arguments"
         raise BadInput(f"preprocess is {found}, not preprocess(inputs, step) or preprocess(inputs, labels, step).")
     return preprocess_of(function, with_labels=takes == 3)

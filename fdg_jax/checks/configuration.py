@@ -128,7 +128,7 @@ class Configuration:
         use = "init(jax.random.key(0), (inputs, labels))"
         check_key(key, "init takes a JAX random key, then an example batch", use)
         example = check_example(example_batch)
-        n = examples(example[0])
+        n = examples(example[0]) // self.plan.schedule.micro_batches
         for k, place in enumerate(self.places, 1):
             if n % len(place.devices) and not self.plan.method.places:
                 fact = f"a batch of {n} examples cannot be cut over the {len(place.devices)} devices of stage k={k}"

@@ -43,8 +43,9 @@ def check(config: Config, given: Collection[str]) -> Plan:
          "Leave it out, or use a method such as fdg or ddg"),
         (o.replicas > 1 and plan.method.places, "replicas",
          f"method {plan.method.name} spreads every stage over the K devices by itself", "Leave it out"),
-        (o.batch_size % o.replicas, "replicas", f"a batch of {o.batch_size} cannot be cut over so many devices",
-         f"Use a batch size that is a multiple of {o.replicas}"),
+        (o.batch_size // plan.schedule.micro_batches % o.replicas, "replicas",
+         f"a batch of {o.batch_size} cannot be cut over so many devices",
+         f"Use a batch size that is a multiple of {o.replicas * plan.schedule.micro_batches}"),
         (o.batch_size < plan.schedule.micro_batches, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
          "Use fewer micro-batches or larger batches"),
     ))  # fmt: skip

@@ -47,16 +47,21 @@ class Tally(NamedTuple):
     labels: jax.Array
 
 
-def tally(report: Callable[..., Any], outputs: Any, labels: Any, key: Any = None) -> Tally:
-    """The results of one batch. report: the user's loss. key: of stage K, if the loss takes one. It can be traced."""
+def tally(report: Callable[..., Any], outputs: Any, labels: Any, key: Any = None, batch: int = 0) -> Tally:
+    """The results of one batch. It can be traced.
+
+    report: the user's loss. key: of stage K, if the loss takes one. batch: the number of examples, for a batch without
+        labels.
+    """
     keys = () if key is None else (stream_key(key, LOSS),)
     result, truth = report(outputs, labels, *keys), without_weights(labels)
     arrays = isinstance(outputs, jax.Array) and isinstance(truth, jax.Array)
     scores = arrays and outputs.ndim == truth.ndim + 1 and jnp.issubdtype(truth.dtype, jnp.integer)
     # A single score, such as one logit or a regression, chooses no class.
     wrong = jnp.argmax(outputs, -1) != truth if scores and outputs.shape[-1] > 1 else None
-    first = jax.tree.leaves((labels, outputs))[0]  # there may be no labels
-    weight, counted = jnp.float32(len(first)), jnp.float32(first.size)
+    first = jax.tree.leaves(labels)[:1]  # there may be no labels
+    weight = jnp.float32(len(first[0]) if first else batch)
+    counted = jnp.float32(first[0].size if first else batch)
     weights = batch_weights(labels)
     if weights is not None:
         weight = jnp.sum(weights.astype(jnp.float32))

@@ -214,10 +214,11 @@ class Engine:
             outputs = self.outputs(held, inputs, examples(inputs), transform, drawn)
             of_loss = drawn[-1] if loss_draws else None
             if self.last:
-                found = self._tally(outputs, self.last.put_batch(labels), self.last.put_weights(of_loss))
+                key = self.last.put_weights(of_loss)
+                found = self._tally(outputs, self.last.put_batch(labels), key, examples(inputs))
             if self.alone:
                 return found
-            like = with_examples(specs[-1].outputs, examples(inputs)), shape_of(labels), of_loss
+            like = self.outputs_like(examples(inputs)), shape_of(labels), of_loss, examples(inputs)
             return self.from_last(found, self._tally.eval_shape(*like))
 
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
@@ -227,7 +228,12 @@ class Engine:
         something is to be drawn; that of an evaluation's first batch."""
         n, specs, keys = examples(inputs), self.problem.specs, self.keys_of("predict", key, with_loss=False)(1)
         with fitting("predict", f"inputs {describe(inputs)}", f"stage 1 takes {describe(specs[0].x)}"):
-            return self.from_last(self.outputs(held, inputs, n, transform, keys), with_examples(specs[-1].outputs, n))
+            return self.from_last(self.outputs(held, inputs, n, transform, keys), self.outputs_like(n))
+
+    def outputs_like(self, n: int) -> Tree:
+        """The shapes of stage K's outputs for n examples."""
+        specs = self.problem.specs
+        return with_examples(specs[-1].outputs, n, examples(specs[0].x))
 
     def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """Applies the transform of an evaluation to inputs on their device."""

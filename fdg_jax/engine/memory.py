@@ -224,6 +224,7 @@ def micro_batch_specs(specs: Sequence[Spec], M: int) -> list[Spec]:
     """The specs of the stages for the largest of a batch's M micro-batches."""
     if M == 1:
         return list(specs)
-    part = bounds(examples(specs[0].x), M)[1]
+    batch = examples(specs[0].x)
+    part = bounds(batch, M)[1]
     names = ("x", "y", "outputs", "labels")
-    return [s._replace(**{name: with_examples(getattr(s, name), part) for name in names}) for s in specs]
+    return [s._replace(**{name: with_examples(getattr(s, name), part, batch) for name in names}) for s in specs]

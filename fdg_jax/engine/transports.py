@@ -7,7 +7,7 @@ from fdg_jax.arrays import cotangent
 from fdg_jax.engine.interface import Problem
 from fdg_jax.schedule import Address, Op
 from fdg_jax.stages.functions import Spec
-from fdg_jax.stages.shapes import with_examples
+from fdg_jax.stages.shapes import examples, with_examples
 from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import all_here
 from fdg_jax.transport.in_process import InProcess
@@ -22,7 +22,7 @@ def transport(problem: Problem) -> InProcess | AcrossProcesses:
         return InProcess(problem.places)
 
     def shapes(address: Address, sender: Op, n: int) -> Tree:
-        return with_examples(message_shapes(address, sender, specs), n)
+        return with_examples(message_shapes(address, sender, specs), n, examples(specs[0].x))
 
     return AcrossProcesses(problem.places, shapes, window=(schedule.ticks(1) + 1) * schedule.micro_batches)
 

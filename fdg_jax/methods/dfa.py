@@ -19,6 +19,7 @@ from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Address, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stages.functions import LOSS_KEY, LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
+from fdg_jax.stages.reported import joined, taken
 from fdg_jax.stages.stage import Stage
 
 
@@ -96,9 +97,10 @@ def with_error(spec: Spec):
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
+        y, metrics = taken(y)
         sown, key = changed.pop(LOSSES, None), changed.pop(LOSS_KEY, ())
         error = jax.grad(lambda y: jnp.sum(loss(y, labels, *key)))(jax.lax.stop_gradient(y))
-        report = report_of(y, labels, *key)
+        report = joined(report_of(y, labels, *key), metrics)
         return add_sown(loss_of(report), sown), ({"loss": report, "dy": error}, changed)
 
     return make_functions(objective, make_outputs(apply, spec.compute), spec.value.dtype, spec.compute)

@@ -63,7 +63,7 @@ def stage(
             with this weight; "metric", which reports it in `Metrics.metrics`, a number as "aux" and a dictionary of
             numbers under its names; or "drop".
         rngs: random streams that the module asks for with `has_rng` first; or {argument: stream} for arguments of its
-            call that take a key. In evaluation such an argument is None unless a key is given there.
+            call that take a key. In evaluation such an argument is None, and there is no such stream.
 
     Returns: a linen module with `__call__(x, train)`.
 
@@ -77,6 +77,8 @@ def stage(
     if not isinstance(module, nn.Module):
         from fdg_jax.stages.from_nnx import from_nnx  # here: importing flax.nnx takes half a second
 
+        if switch is not None:
+            raise BadInput("switch= is for linen modules: module.train() and module.eval() set those of nnx modules.")
         module = from_nnx(module)
     named = {switch: SWITCHES.get(switch)} if isinstance(switch, str) else dict(switch or {})
     takes, who = set(inspect.signature(type(module).__call__).parameters), type(module).__name__
@@ -130,7 +132,7 @@ class Adapted(Around):
             given = [x[name] for at, name in how.inputs if isinstance(at, int)]
             named = {at: x[name] for at, name in how.inputs if isinstance(at, str)}
         for argument, stream in how.rngs:
-            key = self.make_rng(stream) if train or self.has_rng(stream) else None
+            key = self.make_rng(stream) if train else None
             named |= {argument: key} if argument else {}
         takes = inspect.signature(type(module).__call__).parameters
         for name, trains in self.switches(module):
@@ -173,8 +175,8 @@ def from_functions(init: Callable[..., Tree], apply: Callable[..., Tree], state:
     Arguments:
         init: (key, x) -> the parameters, a tree; or, with `state`, (parameters, state).
         apply: (parameters, x) -> y; or, with `state`, (parameters, state, x) -> (y, state). If it has an argument `key`
-            or `rng`, it gets a random key in training, and in evaluation None or the key that is given there. If it has
-            an argument `train`, or a switch of another usual name, that is set.
+            or `rng`, it gets a random key in training, and None in evaluation. If it has an argument `train`, or a
+            switch of another usual name, that is set.
         state: whether there is a state beside the parameters, such as batch statistics. It is kept in training.
 
     Returns: a linen module with `__call__(x, train)`.
@@ -198,7 +200,7 @@ class FromFunctions(nn.Module):
         takes = inspect.signature(self.apply_).parameters
         named: dict[str, Any] = {name: SWITCHES[name] is train for name in SWITCHES if name in takes}
         for name in {"key", "rng"} & takes.keys():
-            named[name] = self.make_rng("dropout") if train or self.has_rng("dropout") else None
+            named[name] = self.make_rng("dropout") if train else None
         if not self.state:
             return self.apply_(params, x, **named)
         before = self.kept("state", lambda: first()[1])
@@ -212,10 +214,10 @@ class FromFunctions(nn.Module):
         """A tree of variables: those of a dictionary under their own names, any other as one."""
         names = as_names(make()) if self.is_initializing() else self.variables.get(kind, {})
         got = {name: self.variable(kind, name, lambda name=name: names[name]).value for name in names}
-        return got.get(WHOLE, got)
+        return got[WHOLE] if {*got} == {WHOLE} else got
 
 
-WHOLE = "tree"  # the name of variables that are no dictionary
+WHOLE = "whole tree"  # the name of variables that are no dictionary
 
 
 def as_names(tree: Tree) -> Mapping[str, Tree]:

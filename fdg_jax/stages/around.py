@@ -14,7 +14,7 @@ class Around(nn.Module):
     """A module around another one, whose variables it has under the same names."""
 
     held: Held
-    passes_train_on = True  # and has no other use for it
+    passes_train_on = True  # hands `train` to its parts, and does nothing else with it
 
     @property
     def inner(self) -> nn.Module:

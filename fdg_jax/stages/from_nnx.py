@@ -299,8 +299,8 @@ def check_shared(
             raise BadInput(
                 f"{fact}, and would each train weights of their own for it. For weights of their own, make an object "
                 "for each, as in [nn.Dense(4) for _ in range(3)]. To share them, have both uses in one stage and, of "
-                "flax.nnx, in one from_nnx. Or Pipeline(fdg_jax.tie(stages, the object), ...), which lets one stage "
-                "own the weights and send them on."
+                "flax.nnx, in one from_nnx. Or, of linen modules, Pipeline(fdg_jax.tie(stages, the object), ...), "
+                "which lets one stage own the weights and send them on."
             )
 
 

@@ -17,6 +17,7 @@ from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
 from fdg_jax.stages.precision import Precision
 from fdg_jax.stages.reported import METRICS, joined, taken, with_sown
+from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.switches import LOSSES, arguments
 
 Array = jax.Array
@@ -222,7 +223,7 @@ def make_apply(
             rngs = keys(key)
         y, changed = module.apply(variables, *given, mutable=[*collections, LOSSES, METRICS], rngs=rngs, **named)
         changed = {**dict(changed), **rng}
-        y = with_sown(y, metrics, changed.pop(METRICS, {}))
+        reported = changed.pop(METRICS, {})
         sown = jax.tree.leaves(changed.pop(LOSSES, ()))
         if compute.loss_draws:
             changed[LOSS_KEY] = (stream_key(key, LOSS),)
@@ -230,7 +231,8 @@ def make_apply(
             changed[LOSSES] = sum((jnp.sum(jnp.asarray(value, jnp.float32)) for value in sown), jnp.float32(0))
         elif sown:
             raise SownLosses
-        return compute.precision.outputs(y), changed
+        y = compute.precision.outputs(y)
+        return (with_sown(y, metrics, reported, examples(x)) if metrics or reported else y), changed
 
     def keys(key):
         return {stream: stream_key(key, stream) for stream in compute.streams}

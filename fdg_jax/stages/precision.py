@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fdg_jax.stages.reported import Reported
+
 Tree = Any
 
 
@@ -67,5 +69,7 @@ def rounded(tree: Tree, dtype: Any, axes: int = 0) -> Tree:
     """
     if dtype is None:
         return tree
+    if isinstance(tree, Reported):  # its numbers are for people
+        return tree._replace(x=rounded(tree.x, dtype, axes))
     ours = (jnp.float32, jnp.bfloat16)
     return jax.tree.map(lambda a: a.astype(dtype) if a.dtype in ours and a.ndim >= axes else a, tree)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fdg_jax.errors import BadInput
+
 Tree = Any
 METRICS = "metrics"  # the collection whose sown values are reported
 Metrics = Mapping[str, jax.Array]
@@ -30,13 +32,17 @@ def taken(x: Tree) -> tuple[Tree, Metrics]:
     return (x.x, x.metrics) if isinstance(x, Reported) else (x, {})
 
 
-def with_sown(y: Tree, metrics: Metrics, sown: Tree) -> Tree:
-    """Outputs with what was sown: `metrics` below, and the collection `sown` in this stage."""
+def with_sown(y: Tree, metrics: Metrics, sown: Tree, batch: int) -> Tree:
+    """Outputs with what was sown: `metrics` below, and the collection `sown` in this stage. batch: examples of the
+    inputs. Raises BadInput if something else than numbers was sown."""
     found = dict(metrics)
     for path, value in jax.tree_util.tree_leaves_with_path(sown):
         name = [each.key for each in path if isinstance(each, jax.tree_util.DictKey)][-1]
+        if jnp.ndim(value):
+            fact = f"a metric is one number, and {list(jnp.shape(value))} numbers were sown as {name!r}"
+            raise BadInput(f"{fact}. Sow their mean, say.")
         one = jnp.stack([jnp.asarray(value, jnp.float32), jnp.float32(1)])
-        found[name] = found.get(name, 0) + jnp.broadcast_to(one, (len(jax.tree.leaves(y)[0]), 2))
+        found[name] = found.get(name, 0) + jnp.broadcast_to(one, (batch, 2))
     return Reported(y, found) if found else y
 
 

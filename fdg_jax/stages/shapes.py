@@ -24,9 +24,15 @@ def shape_of(tree: Tree) -> Tree:
     return jax.tree.map(of, tree)
 
 
-def with_examples(tree: Tree, n: int) -> Tree:
-    """The shapes of arrays [batch, ...] for n examples."""
-    return jax.tree.map(lambda like: jax.ShapeDtypeStruct((n, *like.shape[1:]), like.dtype), tree)
+def with_examples(tree: Tree, n: int, batch: int | None = None) -> Tree:
+    """The shapes of arrays [batch, ...] for n examples. batch: if it is given, only arrays whose first axis has this
+    length are changed; others, such as a table of weights, are no batch."""
+
+    def changed(like: Any) -> jax.ShapeDtypeStruct:
+        first = n if batch is None or like.shape[:1] == (batch,) else like.shape[0]
+        return jax.ShapeDtypeStruct((first, *like.shape[1:]), like.dtype)
+
+    return jax.tree.map(changed, tree)
 
 
 def examples(tree: Tree) -> int:

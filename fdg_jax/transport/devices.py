@@ -113,7 +113,7 @@ def devices_of_processes(K: int) -> list[Any]:
 
 
 class Place:
-    """Where a stage is: on one device. A method that spreads stages over several devices has its own class for this.
+    """Where a stage is: on one device. `MeshPlace` is one on several devices.
 
     device: where the host sends a stage's inputs.
     devices: all devices of the stage.
