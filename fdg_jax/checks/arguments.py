@@ -96,7 +96,7 @@ def required(function: Any) -> int | None:
     return sum(each.kind in positional and each.default is each.empty for each in parameters)
 
 
-def takes_two(function: Callable) -> bool:
+def takes_two(function: Any) -> bool:
     """Whether a function can be called with two arguments."""
     try:
         inspect.signature(function).bind(None, None)
