@@ -186,6 +186,7 @@ def test_a_switch_that_a_module_hands_on_from_a_field_is_refused_in_a_stage_too(
     trained([stage(Handed(True), switch={"off": False})])
 
 
+@pytest.mark.slow
 def test_weights_of_a_list_in_nnx_go_back():
     class Two(nnx.Module):
         def __init__(self, *, rngs):

@@ -143,6 +143,7 @@ def test_a_module_that_is_there_already_begins_with_its_weights_and_stays_as_it_
     np.testing.assert_array_equal(block(X), truth)
 
 
+@pytest.mark.slow
 def test_blocks_of_nnx_are_cut_and_are_parts_of_linen_modules():
     class Around(nn.Module):
         @nn.compact
