@@ -128,11 +128,7 @@ class Configuration:
         use = "init(jax.random.key(0), (inputs, labels))"
         check_key(key, "init takes a JAX random key, then an example batch", use)
         example = check_example(example_batch)
-        n = examples(example[0]) // self.plan.schedule.micro_batches
-        for k, place in enumerate(self.places, 1):
-            if n % len(place.devices) and not self.plan.method.places:
-                fact = f"a batch of {n} examples cannot be cut over the {len(place.devices)} devices of stage k={k}"
-                raise BadInput(f"{fact}: each would compute all of it. Use a multiple of {len(place.devices)}.")
+        self.check_replicas(examples(example[0]) // self.plan.schedule.micro_batches)
         if self.asked_cut is not None:
             variables = self.cut(key, example, variables)
         if isinstance(variables, Mapping):
@@ -183,6 +179,14 @@ class Configuration:
         if not all_here(self.places):
             notices.check_same(self.settings(key, specs))
         return specs, example
+
+    def check_replicas(self, n: int) -> None:
+        """Raises BadInput if the devices of a stage do not divide a batch, or micro-batch, of n examples. A method that
+        spreads stages by itself has its own rule."""
+        for k, place in enumerate(self.places, 1):
+            if n % len(place.devices) and not self.plan.method.places:
+                fact = f"a batch of {n} examples cannot be cut over the {len(place.devices)} devices of stage k={k}"
+                raise BadInput(f"{fact}: each would compute all of it. Use a multiple of {len(place.devices)}.")
 
     def fitting(self, variables: Sequence[Mapping] | Mapping | None) -> list[dict[str, Tree]] | None:
         """Given variables of the whole network, or of each stage, as one dictionary for each stage, in the containers

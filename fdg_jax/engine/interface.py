@@ -211,14 +211,13 @@ class Engine:
         def run(inputs: Tree, labels: Tree) -> Tally:
             drawn: list[Any] = keys(next(numbers))
             found: Any = None
-            outputs = self.outputs(held, inputs, examples(inputs), transform, drawn)
-            of_loss = drawn[-1] if loss_draws else None
+            n, of_loss = examples(inputs), drawn[-1] if loss_draws else None
+            outputs = self.outputs(held, inputs, n, transform, drawn)
             if self.last:
-                key = self.last.put_weights(of_loss)
-                found = self._tally(outputs, self.last.put_batch(labels), key, examples(inputs))
+                found = self._tally(outputs, self.last.put_batch(labels), self.last.put_weights(of_loss), n)
             if self.alone:
                 return found
-            like = self.outputs_like(examples(inputs)), shape_of(labels), of_loss, examples(inputs)
+            like = self.outputs_like(n), shape_of(labels), of_loss, n
             return self.from_last(found, self._tally.eval_shape(*like))
 
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))

@@ -21,8 +21,8 @@ Tree = Any
 
 
 class Call(NamedTuple):
-    """How an `Adapted` calls its module. The fields are the arguments of `stage`; tells: whether
-    switches that nobody sets are set."""
+    """How an `Adapted` calls its module. tells: whether switches that nobody sets are set. The other fields are the
+    arguments of `stage`."""
 
     tells: bool
     switch: tuple[tuple[str, bool | None], ...]

@@ -1,6 +1,11 @@
 """Modules around another one, whose variables keep their names: what `fdg_jax.stage` and `fdg_jax.tie` return."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import flax.linen as nn
+
+Path = tuple[Any, ...]  # of a module or an array in nested dictionaries of variables
 
 
 class Held:
@@ -25,3 +30,10 @@ class Around(nn.Module):
 def name_of(module: nn.Module) -> str:
     """The name of a module's class; of one around another, that of the module inside."""
     return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__
+
+
+def found(tree: Any, path: Path) -> Any:
+    """What lies in nested dictionaries at a path; None if nothing does."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree

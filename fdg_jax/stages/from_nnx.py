@@ -20,11 +20,10 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stages.around import Around
+from fdg_jax.stages.around import Around, Path, found
 from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switches
 
 Tree = Any
-Path = tuple[Any, ...]
 STREAMS = ("params", "dropout", "default")  # of the nnx.Rngs that makes a module; "default" stands in for all others
 WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` on to module.train() and module.eval()."
 
@@ -322,10 +321,3 @@ def parts(value: Any, path: Path = ()) -> Iterator[tuple[Any, Path, int]]:
     elif isinstance(value, list | tuple | Mapping) and path:
         for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from parts(each, (*path[:-1], f"{path[-1]}_{key}"))
-
-
-def found(tree: Any, path: Path) -> Any:
-    """What lies in nested dictionaries at a path; None if nothing does."""
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree

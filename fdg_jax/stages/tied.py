@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from fdg_jax.errors import BadInput
-from fdg_jax.stages.around import Around, Held
+from fdg_jax.stages.around import Around, Held, Path, found
 from fdg_jax.stages.switches import arguments
 
 Tree = Any
-Path = tuple[str, ...]
 
 
 class WithTable(NamedTuple):
@@ -70,7 +69,7 @@ class Tied(Around):
         module = self.inner
         if self.owns:
             y = call(module, x, train)
-            return WithTable(y, at(self.variables["params"], self.where or ()))
+            return WithTable(y, found(self.variables["params"], self.where or ()))
         x, table = x
         if self.where is None:
             return WithTable(call(module, x, train), table)
@@ -91,13 +90,6 @@ def call(module: nn.Module, x: Tree, train: bool) -> Tree:
     """The result of a stage's module."""
     given, named = arguments(module, x, train)
     return module(*given, **named)
-
-
-def at(tree: Tree, path: Path) -> Tree:
-    """What lies in nested dictionaries at a path."""
-    for name in path:
-        tree = tree[name]
-    return tree
 
 
 def put(tree: Mapping[str, Tree], path: Path, value: Tree | None) -> dict[str, Tree]:
