@@ -1,13 +1,12 @@
-"""The host's cost of `Pipeline.step` at K = 1, next to a plain donated `jax.jit` step of the same network.
+"""A step of `Pipeline` at K = 1, next to a plain donated `jax.jit` step of the same network.
 
-    .venv/bin/python -m benchmarks.step_cost
+    taskset -c 1 .venv/bin/python -m benchmarks.step_cost
 
-The network is so small (two dense layers, 32 rows) that nearly all of the time is the host's. Both sides take turns in
-one process, ten steps each, and the result is the median over all turns. On a busy machine only the ratio counts.
+The first network is so small (two dense layers, 32 rows) that nearly all of the time is the host's, and the host's is
+what is measured. For the others it is the whole step, with the wait for the device. Both sides take turns in one
+process, and the result is the median over all turns. On a busy machine only the ratio counts.
 """
 
-import statistics
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -17,10 +16,11 @@ import optax
 
 import fdg_jax
 from benchmarks.harness import report
-from benchmarks.harness.turns import in_one_process
-from fdg_jax.machine import programs
+from benchmarks.harness.plain import cross_entropy, network, plain_step
+from benchmarks.harness.turns import compared
 
-STEPS = 10  # of a turn
+# (network, examples of a batch; numbers of a row, tokens, or pixels of a side; steps of a turn)
+CASES = [("MLP", 32, 32, 10), ("transformer3x64", 32, 128, 1), ("transformer8x64", 32, 128, 1), ("resnet20", 128, 32, 1)]
 
 
 class MLP(nn.Module):
@@ -31,54 +31,44 @@ class MLP(nn.Module):
         return nn.Dense(10)(nn.relu(nn.Dense(64)(x)))
 
 
-def cross_entropy(outputs: Any, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
-
-
-def sides() -> dict[str, Callable[[], Any]]:
-    """{name: makes one step and returns something that is ready when the step is}."""
-    x = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
-    y, module, optimizer = np.arange(32, dtype=np.int32) % 10, MLP(), optax.sgd(0.1, momentum=0.9)
-    pipeline = fdg_jax.Pipeline([module], cross_entropy, optimizer, K=1).init(jax.random.key(0), (x, y))
-    params = module.init(jax.random.key(0), x)["params"]
-    state = [params, optimizer.init(params)]
-
-    def plain_step(params, opt_state, x, y):
-        grads = jax.grad(lambda params: cross_entropy(module.apply({"params": params}, x), y))(params)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    program = programs.jit(plain_step, donate_argnums=(0, 1))
-
-    def plain() -> Any:
-        state[:] = program(*state, x, y)
-        return state
+def measured(name: str, n: int, size: int, steps: int, turns: int) -> dict[str, Any]:
+    """The row of a network."""
+    if name == "MLP":
+        x = np.random.default_rng(0).normal(size=(n, size)).astype(np.float32)
+        blocks, batch = [MLP()], (x, np.arange(n, dtype=np.int32) % 10)
+    else:
+        blocks, batch = network(name, n, size)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    cut = {"split": "even"} if len(blocks) > 1 else {}
+    pipeline = fdg_jax.Pipeline(blocks, cross_entropy, optimizer, "bp", K=1, **cut).init(jax.random.key(0), batch)
 
     def stepped() -> Any:
-        pipeline.step((x, y))
+        pipeline.step(batch)
         return pipeline.engine.stages[1].state  # type: ignore[attr-defined]
 
-    return {"plain": plain, "pipeline": stepped}
+    sides = {"plain": plain_step(blocks, batch, optimizer), "pipeline": stepped}
+    row = {"benchmark": "step_cost", "model": name, "batch_size": n, "size": size, "host_only": name == "MLP"}
+    return {**row, **compared(sides, turns, steps, host_only=name == "MLP"), "turns": turns, **report.here()}
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
-    taken = in_one_process(sides(), given.windows, STEPS, host_only=True)
-    ratio = statistics.median(b / a for a, b in zip(taken["plain"], taken["pipeline"], strict=True))
-    costs = {f"{name}_microseconds": round(1e6 * statistics.median(each), 1) for name, each in taken.items()}
-    return [{"benchmark": "step_cost", **costs, "ratio": round(ratio, 2), "turns": given.windows, **report.here()}]
+    return [measured(*case, given.windows) for case in CASES if given.model in (None, case[0])]
 
 
 def table(rows: report.Rows, given: report.Given) -> str:
     columns: dict[str, report.Cell] = {
-        "plain step µs": "{plain_microseconds:.0f}", "Pipeline.step µs": "{pipeline_microseconds:.0f}",
-        "ratio": "{ratio:.1f}",
+        "network": "{model}", "batch": "{batch_size} x {size}",
+        "plain step ms": "{plain_milliseconds:.3f}", "Pipeline.step ms": "{pipeline_milliseconds:.3f}",
+        "ratio (middle half)": "{ratio:.3f} ({low:.3f} to {high:.3f})",
     }  # fmt: skip
-    about = f"Medians over {given.windows} turns of {STEPS} steps. {report.versions(rows[0])}."
+    about = f"BP, K = 1. Medians over {given.windows} turns. MLP: the host's time. {report.versions(rows[0])}."
     return f"{report.table(columns, rows)}\n\n{about}"
 
 
 def parser() -> report.Parser:
-    return report.parser("step_cost", __doc__, windows=200)
+    made = report.parser("step_cost", __doc__, windows=40)
+    made.add_argument("--model", choices=[name for name, *_ in CASES], help="this network alone")
+    return made
 
 
 main = report.run(__name__, parser, results, table)

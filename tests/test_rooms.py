@@ -7,6 +7,7 @@ module names in strings (`import_module("fdg_jax.api")`) count like all others.
 import ast
 import graphlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +108,10 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield str(node.value)
 
 
-IMPORTS = {name: {*imported(ast.parse(file.read_text()))} & MODULES.keys() - {name} for name, file in MODULES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    return {name: {*imported(ast.parse(path.read_text()))} & MODULES.keys() - {name} for name, path in MODULES.items()}
 
 
 def room(module: str) -> str:
@@ -138,13 +142,13 @@ def test_no_room_may_import_a_higher_one():
 
 
 def test_a_module_imports_only_what_its_room_may():
-    found = ((module, other) for module, others in IMPORTS.items() for other in sorted(others))
+    found = ((module, other) for module, others in imports().items() for other in sorted(others))
     assert not [why for module, other in found if (why := forbidden(module, other))]
 
 
 def graph() -> dict[str, set[str]]:
     """What every module imports; a registry imports all files that it finds."""
-    found = {module: set(others) for module, others in IMPORTS.items()}
+    found = {module: set(others) for module, others in imports().items()}
     for registry, prefixes in REGISTRIES.items():
         found[registry] |= {module for module in MODULES if module.startswith(prefixes) and "__main__" not in module}
         found[registry].discard(registry)

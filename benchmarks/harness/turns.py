@@ -1,6 +1,7 @@
 """Sides that take turns: processes, of which each trains for a window while the others sleep, or functions in one."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -135,16 +136,18 @@ def same_network(workers: Sequence[Worker]) -> None:
             raise ChildFailed(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")
 
 
-def in_one_process(
+def compared(
     steps: Mapping[str, Callable[[], Any]], turns: int, size: int, host_only: bool = False
-) -> dict[str, list[float]]:
-    """The seconds of a step of each side, for each turn. The sides take turns in this process.
+) -> dict[str, float]:
+    """The time of a step of each of two sides, which take turns in this process, and the second's over the first's.
 
     Arguments:
         steps: by side, a function that makes a step and returns what is ready when the step is.
         turns: how many; two more, which compile and warm up, come first.
         size: steps of a turn.
         host_only: whether only the host's time is counted, not the wait for the device.
+
+    Returns: the median milliseconds of each side, and the median ratio with the bounds of its middle half.
     """
     import jax  # here, as the parents of measured processes do without it
 
@@ -159,4 +162,7 @@ def in_one_process(
             seconds = host if host_only else time.perf_counter() - start
             if turn > 1:
                 taken[name].append(seconds / size)
-    return taken
+    ratios = sorted(b / a for a, b in zip(*taken.values(), strict=True))
+    costs = {f"{name}_milliseconds": round(1e3 * statistics.median(each), 4) for name, each in taken.items()}
+    quartiles = {"ratio": statistics.median(ratios), "low": ratios[turns // 4], "high": ratios[-1 - turns // 4]}
+    return costs | {name: round(value, 3) for name, value in quartiles.items()}
