@@ -20,7 +20,9 @@ from benchmarks.harness.plain import cross_entropy, network, plain_step
 from benchmarks.harness.turns import compared
 
 # (network, examples of a batch; numbers of a row, tokens, or pixels of a side; steps of a turn)
-CASES = [("MLP", 32, 32, 10), ("transformer3x64", 32, 128, 1), ("transformer8x64", 32, 128, 1), ("resnet20", 128, 32, 1)]
+CASES = [
+    ("MLP", 32, 32, 10), ("transformer3x64", 32, 128, 1), ("transformer8x64", 32, 128, 1), ("resnet20", 128, 32, 1)
+]  # fmt: skip
 
 
 class MLP(nn.Module):
