@@ -84,6 +84,10 @@ class Pipeline:
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
     ema: keep an average of each stage's weights, `Pipeline.ema`. It starts at the first weights; every update of the
         stage makes it ema * average + (1 - ema) * new weights, one that `guard` refuses does not.
+    axis_rules: where stages are on meshes, pairs of a name that modules give to an axis of their arrays
+        (`nn.with_logical_partitioning` and the like) and the axis of the mesh over which it is cut: ("hidden",
+        "tensor"). A name that is an axis of the mesh needs no rule; any other is not cut. Batches are cut over the
+        axes "data" and "fsdp".
     read_behind: the most dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
     Raises BadInput with the fact, the numbers and the way out. One thread at a time may call step, train, drain, state
@@ -115,13 +119,15 @@ class Pipeline:
         guard: bool = False,
         gradient_norms: bool = False,
         ema: float | None = None,
+        axis_rules: Sequence[tuple[str, str | tuple[str, ...] | None]] = (),
         read_behind: int = 16,
         **options: Any,
     ):
         self._configuration = given = Configuration(
             stages, loss, optimizer, method, list(ENGINES), engine=engine, beta=beta, correct=correct,
             learning_rate=learning_rate, momentum=momentum, devices=devices, weights=weights, dtype=dtype, remat=remat,
-            preprocess=preprocess, guard=guard, norms=gradient_norms, ema=ema, options={"order": order, **options},
+            preprocess=preprocess, guard=guard, norms=gradient_norms, ema=ema, axis_rules=axis_rules,
+            options={"order": order, **options},
             cut=split, K=K,
         )  # fmt: skip
         plan = given.plan

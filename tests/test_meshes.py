@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
+from jax.sharding import Mesh
 from small import CLASSES, batches, cross_entropy, mostly_slow
 
 import fdg_jax
@@ -68,6 +70,7 @@ KINDS = {
     "corrected": {"method": "fdg", "correct": "dc_asgd,rate", "learning_rate": 0.1, "beta": 0.5},
     "more": {"method": "fdg", "accumulate": 2, "guard": True, "gradient_norms": True, "ema": 0.9, "remat": "all"},
     "delay line": {"method": "fdg", "engine": "delay-line"},
+    "scan": {"method": "fdg", "engine": "scan", "beta": 0.5, "guard": True},
 }
 
 
@@ -110,6 +113,92 @@ def test_a_state_goes_on_with_another_number_of_replicas_and_a_smaller_last_batc
 def test_what_replicas_cannot_do_is_said(method, replicas, message):
     with pytest.raises(BadInput, match=message):
         made(2, replicas, method)
+
+
+class Cut(nn.Module):
+    """A dense layer whose arrays name their axes, and one that makes `width` of it."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        named, normal = nn.with_logical_partitioning, nn.initializers.lecun_normal()
+        wide = nn.Dense(16, param_dtype=jnp.float64, kernel_init=named(normal, ("embed", "hidden")), name="wide")
+        x = nn.Dropout(0.2, deterministic=not train)(jnp.tanh(wide(x)))
+        back = named(normal, ("hidden", "classes" if self.width == CLASSES else "embed"))
+        return nn.Dense(self.width, param_dtype=jnp.float64, kernel_init=back, name="back")(x)
+
+
+LAYOUTS = {  # axes of each stage's mesh, rules, the part of a kernel of 16 rows that a device has
+    "tensor": ((1, 2), (("hidden", "tensor"),), 2),
+    "fsdp": ((2, 1), (("hidden", "data"),), 2),
+    "both": ((2, 2), (("hidden", "tensor"), ("embed", "data")), 4),
+}
+
+
+def cut(layout, **options):
+    shape, rules, _ = LAYOUTS[layout] if layout else ((), (), 1)
+    n = int(np.prod(shape)) if layout else 1
+    places = [np.array(jax.devices()[k * n : (k + 1) * n]) for k in range(2)]
+    meshes = [Mesh(place.reshape(shape), ("data", "tensor")) if layout else place[0] for place in places]
+    meshes = [meshes[0]] * 2 if options.get("engine") in ("scan", "delay-line") else meshes
+    stages, optimizer = [Cut(12), Cut(CLASSES)], optax.adam(1e-2)
+    ours = fdg_jax.Pipeline(stages, cross_entropy, optimizer, devices=meshes, axis_rules=rules, **options)
+    return ours.init(jax.random.key(0), WIDE[0])
+
+
+@pytest.mark.parametrize("kind", mostly_slow(["fdg", "gpipe", "corrected", "more", "delay line", "scan"], "fdg"))
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "both"))
+def test_weights_that_are_cut_train_as_whole_ones_and_each_device_has_its_part_of_them(layout, kind):
+    with jax.enable_x64(True):
+        one, ours = cut(None, **KINDS[kind]), cut(layout, **KINDS[kind])
+        np.testing.assert_allclose(fed(ours), fed(one), **CLOSE)
+        assert ours.staleness == one.staleness
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), ours.export(), one.export())
+        assert ours.evaluate(WIDE).loss == pytest.approx(one.evaluate(WIDE).loss, abs=1e-12)
+        held = [ours.engine.run] if kind == "scan" else [
+            (s.state, s.sum, [grads for grads, *_ in s.line], [stash.params for stash in s.stashes])
+            for s in ours.engine.stages.values()
+        ]  # fmt: skip
+        both_axes = ((8, 16), (16, 12), (12, 16))  # the last layer's second axis is that of the classes
+        kernels = [leaf for leaf in jax.tree.leaves(held) if leaf.shape[-2:] in both_axes and leaf.size]
+        shares = {leaf.size // leaf.addressable_shards[0].data.size for leaf in kernels}
+        assert len(kernels) > 6 and shares == {LAYOUTS[layout][2]}
+        again = cut(layout, **KINDS[kind])
+        again.restore(one.state())  # another layout's
+        ours.restore(one.state())
+        assert fed(again, WIDE[:3]) == fed(ours, WIDE[:3])
+
+
+class CutNNX(nnx.Module):
+    """The same metadata as flax.nnx has them."""
+
+    def __init__(self, width, rngs):
+        named, normal = nnx.with_partitioning, nnx.initializers.lecun_normal()
+        self.wide = nnx.Linear(8, 16, kernel_init=named(normal, (None, "hidden")), rngs=rngs)
+        self.back = nnx.Linear(16, width, kernel_init=named(normal, ("hidden", None)), rngs=rngs)
+
+    def __call__(self, x):
+        return self.back(jnp.tanh(self.wide(x)))
+
+
+@pytest.mark.slow
+def test_modules_of_nnx_are_cut_too():
+    found = []
+    for device in jax.devices()[0], Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "tensor")):
+        stages, rules = [fdg_jax.from_nnx(CutNNX, CLASSES)], [("hidden", "tensor")]
+        ours = fdg_jax.Pipeline(stages, cross_entropy, optax.sgd(0.1), "bp", devices=[device], axis_rules=rules)
+        ours.init(jax.random.key(0), batches(1)[0])
+        found.append((fed(ours, batches(4)), next(w for w in jax.tree.leaves(ours.params) if w.shape == (8, 16))))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-6)  # sums over the parts, in float32
+    assert found[1][1].addressable_shards[0].data.shape == (8, 8)
+
+
+def test_an_axis_that_the_devices_do_not_divide_is_said():
+    mesh, rules = Mesh(np.array(jax.devices()[:3]).reshape(1, 3), ("data", "tensor")), [("hidden", "tensor")]
+    ours = fdg_jax.Pipeline([Cut(CLASSES)], cross_entropy, optax.sgd(0.1), "bp", devices=[mesh], axis_rules=rules)
+    with jax.enable_x64(True), pytest.raises(BadInput, match=r"axis 0 \('hidden'\) of .* has length 16, which the 3"):
+        ours.init(jax.random.key(0), batches(1)[0])
 
 
 def collectives(text):

@@ -202,6 +202,14 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     return [found[0]] * K if alone else found
 
 
+def check_rules(rules: Any) -> tuple[tuple[str, Any], ...]:
+    """The value of `axis_rules=`. Raises BadInput unless it has pairs of names."""
+    pairs = tuple(map(tuple, rules)) if all(isinstance(pair, list | tuple) for pair in rules) else ((),)
+    if not all(len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        raise BadInput(f"axis_rules={rules!r}: each rule is a pair of names. Write (('hidden', 'tensor'),), say.")
+    return pairs
+
+
 def check_key(key: Any, fact: str, use: str) -> None:
     """Raises BadInput if key is not a JAX random key, new style (`jax.random.key`) or old (`jax.random.PRNGKey`).
 

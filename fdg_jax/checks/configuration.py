@@ -18,6 +18,7 @@ from fdg_jax.checks.arguments import (
     check_key,
     check_preprocess,
     check_problem,
+    check_rules,
     cut,
     cut_variables,
     first_cut,
@@ -39,6 +40,7 @@ from fdg_jax.stages.own_modules import Shapes, check_loss, check_number, check_s
 from fdg_jax.stages.precision import precision
 from fdg_jax.stages.preprocessing import preprocessed
 from fdg_jax.stages.shapes import describe, examples, shape_of
+from fdg_jax.stages.sharded import first_variables, shardings
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.tracing import trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
@@ -57,7 +59,8 @@ class Configuration:
 
     def __init__(
         self, stages, loss, optimizer, method, engines: Sequence[str], *, engine, beta, correct, learning_rate,
-        momentum, devices, weights, dtype, remat, preprocess, guard, norms, ema, options: Mapping[str, Any], cut, K,
+        momentum, devices, weights, dtype, remat, preprocess, guard, norms, ema, axis_rules,
+        options: Mapping[str, Any], cut, K,
     ):  # fmt: skip
         self.stages = check_problem(stages, loss, of="stage" if cut is None else "block")
         self.asked_cut, self.blocks = cut, self.stages
@@ -95,7 +98,7 @@ class Configuration:
         self.optimizers = stage_optimizers(optimizer, K)
         self.loss, self.preprocess = loss, check_preprocess(preprocess)
         self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)
-        self.ema = checked(OF_PIPELINE["ema"], ema)
+        self.ema, self.axis_rules = checked(OF_PIPELINE["ema"], ema), check_rules(axis_rules)
 
     @property
     def stage_class(self) -> type[Stage]:
@@ -144,10 +147,13 @@ class Configuration:
             stage_key, correction, place = jax.random.fold_in(key, k), corrected[k - 1], self.places[k - 1]
             # Each process makes the variables of its own stages only, and no device has to hold those of all stages.
             here = any(map(is_here, place.devices))
-            made = init(stage_key) if here else jax.eval_shape(init, stage_key)
+            on_parts = isinstance(place, MeshPlace)
+            cut = shardings(k, place.mesh, seen.axes, seen.variables, self.axis_rules) if on_parts else None
+            given = variables is not None
+            made = first_variables(init, stage_key, cut, given) if here else jax.eval_shape(init, stage_key)
             if seen.draws:
                 made["rng"] = raw_key(jax.random.fold_in(stage_key, 1))
-            if is_here(place.device):
+            if is_here(place.device) and cut is None:
                 made = jax.device_put(made, place.device)
             spec = Spec(
                 k=k,
@@ -184,9 +190,9 @@ class Configuration:
         """Raises BadInput if the devices of a stage do not divide a batch, or micro-batch, of n examples. A method that
         spreads stages by itself has its own rule."""
         for k, place in enumerate(self.places, 1):
-            if n % len(place.devices) and not self.plan.method.places:
-                fact = f"a batch of {n} examples cannot be cut over the {len(place.devices)} devices of stage k={k}"
-                raise BadInput(f"{fact}: each would compute all of it. Use a multiple of {len(place.devices)}.")
+            if n % place.parts and not self.plan.method.places:
+                fact = f"a batch of {n} examples cannot be cut over the {place.parts} devices of stage k={k}"
+                raise BadInput(f"{fact}: each would compute all of it. Use a multiple of {place.parts}.")
 
     def fitting(self, variables: Sequence[Mapping] | Mapping | None) -> list[dict[str, Tree]] | None:
         """Given variables of the whole network, or of each stage, as one dictionary for each stage, in the containers
@@ -289,6 +295,7 @@ class Configuration:
             "guard": self.guard,
             "gradient norms": self.norms,
             "ema": self.ema,
+            "axis rules": self.axis_rules,
             "remat": [compute.remat for compute in self.compute],
             "correct": ",".join(plan.corrected_by) or "none",
             **asked,

@@ -309,8 +309,7 @@ def delay_line_engine(problem: Problem) -> Engine:
     place, K = problem.places[0], problem.schedule.K
     if not all_here(problem.places):
         raise BadInput("engine delay-line trains on one device of one process. Use engine pipeline, or one process.")
-    # The scan has ordinary stages on one device only.
-    if place.device.platform != "cpu" and problem.stage is Stage and len(place.devices) == 1:
+    if place.device.platform != "cpu" and problem.stage is Stage:  # the scan has ordinary stages only
         return ScanEngine(problem)
     wanted = problem.schedule
     schedule = bp(K)._replace(

@@ -129,7 +129,7 @@ class Checkpointed:
         state = states.unflatten(template, flat, "state/")
         summed = number(flat, "summed")
         self.sum = self.restored_packed(self.layout.params, flat, "sum/") if summed else None
-        self.state = self.layout.pack_now(self.place.put_weights(state))
+        self.state = self.layout.pack_now(self.place.put_weights(state, template))
         self.ahead = None
         self.bad = np.int32(first_refused(state.opt_state)) if self.spec.guard else None
         self.norm = np.float32(newest_norm(state.opt_state)) if self.spec.norms else None
@@ -169,7 +169,8 @@ class Checkpointed:
 
     def restored_packed(self, packing: Packing | Unpacked, flat: Mapping[str, Any], prefix: str) -> Tree:
         """Saved weights, gradients or statistics on the stage's device, packed."""
-        return packing.pack_now(self.place.put_weights(states.unflatten(packing.shapes, flat, prefix)))
+        shapes = packing.shapes
+        return packing.pack_now(self.place.put_weights(states.unflatten(shapes, flat, prefix), shapes))
 
     def restored_message(self, template: Tree, flat: Mapping[str, Any], prefix: str) -> Tree:
         """A saved message on the stage's device.

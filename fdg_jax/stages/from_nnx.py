@@ -21,6 +21,7 @@ from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stages.around import Around, Path, found
+from fdg_jax.stages.sharded import unboxed
 from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switches
 
 Tree = Any
@@ -106,7 +107,7 @@ class FromNNX(nn.Module):
         inputs = list(given)
         if train is None:  # called as (x, train)
             train = inputs.pop()
-        graph, shapes = nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(**dict.fromkeys(STREAMS, 0)))))
+        graph, shapes = nnx.split(nnx.eval_shape(lambda: made(self.make, nnx.Rngs(**dict.fromkeys(STREAMS, 0)))))
         values, keys = self.values(shapes), cache(lambda stream: self.key(stream, train))
         leaves, before = [], {}
         for at, leaf in nnx.to_flat_state(shapes):
@@ -132,13 +133,13 @@ class FromNNX(nn.Module):
 
         @cache
         def first() -> dict[str, Any]:
-            module = self.make(nnx.Rngs(**{stream: self.make_rng(stream) for stream in STREAMS}))
-            return nested((place(at, leaf), raw(leaf)) for at, leaf in nnx.to_flat_state(nnx.state(module)))
+            module = made(self.make, nnx.Rngs(**{stream: self.make_rng(stream) for stream in STREAMS}))
+            return nested((place(at, leaf), boxed(leaf)) for at, leaf in nnx.to_flat_state(nnx.state(module)))
 
         places = nested((place(at, leaf), None) for at, leaf in nnx.to_flat_state(shapes))
 
         def variable(kind: str, name: str) -> Any:
-            return self.variable(kind, name, lambda: first()[kind][name]).value
+            return unboxed(self.variable(kind, name, lambda: first()[kind][name]).value)
 
         return {kind: {name: variable(kind, name) for name in names} for kind, names in places.items()}
 
@@ -239,6 +240,18 @@ def place(at: tuple[Any, ...], leaf: Any) -> Path:
 def nested(leaves: Any) -> dict[str, dict[str, Any]]:
     """{collection: {name: ...}} of leaves by their places."""
     return unflatten_dict({at: value for at, value in leaves if at})
+
+
+def made(make: Callable[[nnx.Rngs], Any], rngs: nnx.Rngs) -> Any:
+    """The nnx module. The names of its arrays' axes are kept as they are: the pipeline says where the arrays lie."""
+    with nnx.use_eager_sharding(False):
+        return make(rngs)
+
+
+def boxed(leaf: Any) -> Any:
+    """The value of a leaf of an nnx state, with the names of its axes as linen has them, if it has names."""
+    names = leaf.get_metadata().get("out_sharding") if isinstance(leaf, nnx.Variable) else None
+    return nn.Partitioned(raw(leaf), tuple(names)) if names else raw(leaf)
 
 
 def raw(leaf: Any) -> Any:

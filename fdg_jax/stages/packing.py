@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
@@ -34,8 +35,14 @@ def small_vector(leaf: Any) -> bool:
 
 
 def shapes_of(tree: Tree) -> Tree:
-    """A tree's shapes and dtypes."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    """A tree's shapes and dtypes, and for arrays on several devices, how they lie there."""
+
+    def of(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None)
+        several = sharding if isinstance(sharding, NamedSharding) else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=several)
+
+    return jax.tree.map(of, tree)
 
 
 def join(groups: Sequence[Sequence[Array]]) -> list[Array]:

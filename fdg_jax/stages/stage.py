@@ -97,8 +97,9 @@ class Stage(Checkpointed):
         self.functions = functions._replace(forward=guard_statistics(functions.forward)) if guard else functions
         self.spec = spec._replace(variables={})  # else the initial weights would stay in memory
         self.packs = self.packs and len(place.devices) == 1  # a packed array has one layout, and may be cut elsewhere
+        state = place.put_weights(state)
         self.layout = layout = Layout.of(state, self.packs)
-        self.state = layout.pack_now(place.put_weights(state))
+        self.state = layout.pack_now(state)
         self.stashes: deque[Any] = deque()
         # (gradients, the weight version at which they were taken, those weights where a correction needs them)
         self.line: deque[tuple[Tree, int, Tree]] = deque()
@@ -112,9 +113,13 @@ class Stage(Checkpointed):
         self.takes_labels = spec.last or self.local_loss
         is_end = spec.k == 1 or not self.cotangent_down
 
+        def passed(params, extra, x, labels):
+            messages, changed, closure = self.functions.forward(params, extra, x, labels)
+            return place.cut(messages), changed, closure
+
         def gradient(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
-            return grads, None if is_end else dx
+            return grads, None if is_end else place.cut(dx)
 
         def updated(params, before, grads):
             return reported_update(rule, params, before, grads)
@@ -124,7 +129,7 @@ class Stage(Checkpointed):
         # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA contracts beta*g
         # + decay*p into one or the other fused multiply-add.
         program = self.program
-        self._forward = program(self.functions.forward, "params extra x labels", "messages extra closure")
+        self._forward = program(passed, "params extra x labels", "messages extra closure")
         self._backward = program(gradient, "closure params x dy", "grads dx")
         corrects = "grads params params state", "grads state"
         self._correct = program(rule.correct, *corrects) if correction.gradient else None
@@ -164,7 +169,10 @@ class Stage(Checkpointed):
         closure = Closure if self.packs else None
         how = {"params": params, "grads": params, "extra": extra, "opt_state": opt_state, "closure": closure}
         before, after = ([how.get(name) for name in names.split()] for names in (takes, gives))
-        return programs.jit(on_packed(function, before, after), **options)
+        # Without this, XLA would choose how the results lie on several devices.
+        shapes = {"params": params.shapes, "grads": params.shapes, "opt_state": opt_state.shapes}
+        results = self.place.results([shapes.get(name) for name in gives.split()])
+        return programs.jit(on_packed(function, before, after), **options, **results)
 
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
         """Dispatches an operation of the schedule.
@@ -305,8 +313,8 @@ class Stage(Checkpointed):
 
     def holding(self, variables: Mapping[str, Tree]) -> Self:
         """A copy of this stage with other Flax variables, for evaluation alone."""
-        params, extra = self.place.put_weights(self.own_trees(variables))
         layout = self.layout
+        params, extra = self.place.put_weights(self.own_trees(variables), (layout.params.shapes, layout.extra.shapes))
         return self.evaluated_at(params=layout.params.pack_now(params), extra=layout.extra.pack_now(extra))
 
     def averaged(self) -> Self:

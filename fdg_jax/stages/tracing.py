@@ -17,6 +17,7 @@ from fdg_jax.errors import BadInput, sentence
 from fdg_jax.machine import programs
 from fdg_jax.stages.functions import ComputeOptions, SownLosses, functions, init_variables, key_shape, split_variables
 from fdg_jax.stages.shapes import shape_of
+from fdg_jax.stages.sharded import axes_of, unboxed
 from fdg_jax.stages.switches import SWITCHES, WAY_OUT
 
 Tree = Any
@@ -80,6 +81,7 @@ class TracedModule(NamedTuple):
     compute: how it is computed, with the random streams and the sown losses that were found.
     forward: the trace of its training forward pass, whose last results are `kept`.
     init: the jitted function (key, inputs) -> its variables.
+    axes: the names of the axes of its variables (fdg_jax.stages.sharded).
     init_sees_inputs: whether the variables may depend on the values of the inputs.
     """
 
@@ -92,6 +94,7 @@ class TracedModule(NamedTuple):
     compute: ComputeOptions
     forward: Any
     init: Callable[[jax.Array, Tree], dict[str, Tree]]
+    axes: Tree
     init_sees_inputs: bool
 
     @property
@@ -109,10 +112,12 @@ class TracedModule(NamedTuple):
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
     # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-    init = programs.jit(lambda key, x: unfreeze(init_variables(module, key, compute.precision.example(x))))
-    traced = init.trace(jax.eval_shape(jax.random.key, 0), x)
+    boxed = programs.jit(lambda key, x: unfreeze(init_variables(module, key, compute.precision.example(x))))
+    traced = boxed.trace(jax.eval_shape(jax.random.key, 0), x)
     sees_inputs = any(bits > 1 for bits in dependences(traced.jaxpr.jaxpr))  # the first argument is the key
-    variables = shape_of(traced.out_info)
+    found = shape_of(traced.out_info)
+    variables, axes = unboxed(found), axes_of(found)
+    init = programs.jit(lambda key, x: unboxed(boxed(key, x)))
     params, extra = split_variables(variables)
     if compute.loss_draws:
         extra = {**extra, "rng": key_shape()}
@@ -121,7 +126,7 @@ def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedM
         compute = compute._replace(streams=streams)
         try:
             forward, y, kept = trace_forward(module, compute, params, extra, x)
-            return TracedModule(x, y, variables, params, extra, kept, compute, forward, init, sees_inputs)
+            return TracedModule(x, y, variables, params, extra, kept, compute, forward, init, axes, sees_inputs)
         except flax.errors.InvalidRngError as error:  # a module that draws random numbers finds no key of that name
             stream = asked_stream(error)
             if stream is None or stream in streams:

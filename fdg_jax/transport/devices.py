@@ -1,5 +1,6 @@
 """Which device each stage is on: accelerators if there are any, otherwise emulated CPU devices."""
 
+import math
 import numbers
 import warnings
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import jax_internals
 from fdg_jax.machine.placement import processes_of_stages
+
+BATCH_AXES = "data", "fsdp"  # the axes of a mesh over which a batch is cut
 
 
 def emulate_cpu(K: int) -> None:
@@ -117,20 +120,34 @@ class Place:
 
     device: where the host sends a stage's inputs.
     devices: all devices of the stage.
+    parts: into how many parts a batch is cut.
     """
+
+    parts = 1
 
     def __init__(self, device: Any):
         self.device = device
         self.devices = [device]
         self._put = jax_internals.Put(device)
 
-    def put_weights(self, tree: Any) -> Any:
-        """Starts to copy a tree of arrays without a batch axis to the stage; returns the copies."""
+    def put_weights(self, tree: Any, like: Any = None) -> Any:
+        """Starts to copy a tree of arrays without a batch axis to the stage; returns the copies.
+
+        like: on several devices, a tree of arrays (or shapes) that are cut in the same way; by default the tree itself.
+        """
         return self._put_tree(tree)
 
     def put_batch(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays [batch, ...] to the stage; returns the copies."""
         return self._put_tree(tree)
+
+    def cut(self, tree: Any) -> Any:
+        """The arrays [batch, ...] of a program that is being traced, laid out as `put_batch` does."""
+        return tree
+
+    def results(self, shapes: Sequence[Any]) -> dict[str, Any]:
+        """Arguments of `jax.jit` that say where a program's results lie. shapes: of each; None leaves it open."""
+        return {}
 
     def _put_tree(self, tree: Any) -> Any:
         # A single array, as most messages are, needs no tree: it costs the host 2 µs less.
@@ -138,20 +155,29 @@ class Place:
 
 
 class MeshPlace(Place):
-    """A place on several devices, those of a mesh. Each of them has the weights. A batch is cut along its first axis
-    if their number divides it; otherwise every device computes the whole batch, which is exact but no faster.
+    """A place on several devices, those of a mesh. A batch is cut along its first axis, over the mesh's axes "data" and
+    "fsdp", or over all of its axes if it has neither. If these do not divide it, every device computes the whole batch,
+    which is exact but no faster. Weights are on every device, except those that already lie on parts of this mesh
+    (fdg_jax.stages.sharded).
 
-    mesh: one or more axes, over which a batch is cut.
+    mesh: the mesh.
+    parts: into how many parts a batch is cut.
     """
 
     def __init__(self, mesh: Mesh):
         super().__init__(mesh.devices.flat[0])
         self.devices, self.mesh = list(mesh.devices.flat), mesh
-        self.weights, self.batch = NamedSharding(mesh, P()), NamedSharding(mesh, P(mesh.axis_names))
+        axes = tuple(axis for axis in mesh.axis_names if axis in BATCH_AXES) or mesh.axis_names
+        self.weights, self.batch = NamedSharding(mesh, P()), NamedSharding(mesh, P(axes))
+        self.parts = math.prod(mesh.shape[axis] for axis in axes)
         self.waits = self.device.platform == "cpu"
 
-    def put_weights(self, tree: Any) -> Any:
-        return jax.device_put(tree, self.weights)
+    def put_weights(self, tree: Any, like: Any = None) -> Any:
+        def sharding(leaf: Any) -> NamedSharding:
+            found = getattr(leaf, "sharding", None)
+            return found if isinstance(found, NamedSharding) and found.mesh == self.mesh else self.weights
+
+        return jax.device_put(tree, jax.tree.map(sharding, tree if like is None else like))
 
     def put_batch(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays [batch, ...] to the stage, a part to each device; returns the copies.
@@ -163,11 +189,21 @@ class MeshPlace(Place):
         """
         if self.waits:
             jax.block_until_ready(tree)
+        return jax.device_put(tree, jax.tree.map(self.of_batch, tree))
 
-        def sharding(leaf: Any) -> NamedSharding:
-            return self.batch if np.ndim(leaf) and len(leaf) % self.mesh.size == 0 else self.weights
+    def cut(self, tree: Any) -> Any:
+        floats = lambda leaf: leaf.dtype != jax.dtypes.float0  # noqa: E731  # a cotangent of integers has no content
+        return jax.tree.map(
+            lambda leaf: jax.lax.with_sharding_constraint(leaf, self.of_batch(leaf)) if floats(leaf) else leaf, tree
+        )
 
-        return jax.device_put(tree, jax.tree.map(sharding, tree))
+    def results(self, shapes: Sequence[Any]) -> dict[str, Any]:
+        found = [jax.tree.map(lambda leaf: leaf.sharding, each) for each in shapes]
+        return {"out_shardings": tuple(found) if len(found) > 1 else found[0]}
+
+    def of_batch(self, leaf: Any) -> NamedSharding:
+        """How an array [batch, ...] is cut; a number is on every device."""
+        return self.batch if np.ndim(leaf) and len(leaf) % self.parts == 0 else self.weights
 
 
 def is_here(device: Any) -> bool:
