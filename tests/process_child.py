@@ -5,6 +5,7 @@ OPTIONS is JSON: of `Pipeline`, and K, the number of stages. "resume": the file 
 "mixed": preprocess makes inputs and labels of both, and the loss draws; evaluation has such labels, too.
 "ema": the average is evaluated too, and the learning rate is set in the middle.
 Each process writes what it sees to OUT/<process>.json; process 0 also writes the state in the middle to OUT/state.npz.
+"R": devices of each stage.
 FLAGS are those that fdg_jax.launch adds; without them it is a training in one process.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import optax
 
 import fdg_jax
+from fdg_jax.transport.devices import stage_devices
 
 MIDDLE, RAGGED = 6, 7  # batches before the state is taken; examples of batch 5, others have 16
 
@@ -50,13 +52,17 @@ def main() -> None:
     of_one = options.pop("of process 1", {})
     options |= of_one if process == 1 else {}
     K, resume, weighted = options.pop("K", 3), options.pop("resume", None), options.pop("weighted", False)
+    R = options.pop("R", 1)
     mixed = options.pop("mixed", False)
     jax.config.update("jax_platforms", "cpu")
     if given.processes > 1:
-        fdg_jax.join_processes(given.coordinator, process, given.processes, K)
+        fdg_jax.join_processes(given.coordinator, process, given.processes, K, R=R)
     else:
-        fdg_jax.emulate_cpu(K)
+        fdg_jax.emulate_cpu(K * R)
     import small
+
+    found, _ = stage_devices(K, R=R)
+    options |= {"devices": [found[k * R : (k + 1) * R] for k in range(K)]} if R > 1 else {}
 
     kind = small.CurrentPart if options.get("weights") == "current" else small.Part
     data = small.batches(9)

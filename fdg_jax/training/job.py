@@ -285,11 +285,10 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
     rounded. With equal pools the engines agree to the last bit.
     """
     K, R = options.K, options.replicas
-    found, remark = devices.stage_devices(K * R, here=peers.processes == 1)
+    found, remark = devices.stage_devices(K, peers.processes == 1, R)
     if R > 1:
-        if remark or peers.processes > 1:
-            there = f"{len(set(found))} in {peers.processes} processes" if peers.processes > 1 else len(set(found))
-            raise BadInput(f"--K {K} --replicas {R} needs {K * R} devices in one process; there are {there}.")
+        if len(set(found)) < K * R:
+            raise BadInput(f"--K {K} --replicas {R} needs {K * R} devices; there are {len(set(found))}.")
         engine = "pipeline" if options.engine == "auto" else options.engine
         return dataclasses.replace(options, engine=engine), [found[k * R : (k + 1) * R] for k in range(K)], ""
     why = ""

@@ -251,9 +251,10 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     """
     if not joining.wanted:
         return Peers()
-    config, K = Path(options.run_dir or "") / run_files.CONFIG, options.K
+    config, K, R = Path(options.run_dir or "") / run_files.CONFIG, options.K, options.replicas
     if options.resume and config.is_file():
-        K = reading.config(config.parent)["K"]
+        before = reading.config(config.parent)
+        K, R = before["K"], before.get("replicas", 1)
     coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
     if detect := coordinator == AUTO:
         coordinator, processes, process = transport.detected()
@@ -262,7 +263,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     if processes == 1:
         return Peers()
     try:
-        transport.join_processes(coordinator, process, processes, K, joining.address, detect=detect)
+        transport.join_processes(coordinator, process, processes, K, joining.address, detect, R)
     except Absent as missing:
         raise Silent(f"after {transport.JOINING_SECONDS} s, {missing} has not come.") from None
     peers = JoinedPeers(process, processes, joining.peer_timeout, Notices())

@@ -33,22 +33,24 @@ class AcrossProcesses:
         window: how many batches' sizes are remembered: as many as can be in flight.
 
     Raises:
-        BadInput: a process has no stage, or a stage has several devices.
+        BadInput: a process has no stage, or a stage has devices of two processes.
     """
 
     def __init__(self, places: Sequence[Place], shapes: Callable[[Address, Op, int], Tree], window: int):
         self.all, self.shapes, self.window = dict(enumerate(places, 1)), shapes, window
-        if any(len(place.devices) > 1 for place in places):
-            raise BadInput("a stage on several devices cannot be in a pipeline of several processes. Use one process.")
-        # Each process gets values (`tell`) on the device of its last stage.
-        self.told = {place.device.process_index: place.device for place in places}
+        for k, place in self.all.items():
+            if len(found := {device.process_index for device in place.devices}) > 1:
+                fact = f"stage k={k} has devices of the processes {', '.join(map(str, sorted(found)))}"
+                raise BadInput(f"{fact}, and a stage lies within one. Give it devices of one process.")
+        # Each process gets values (`tell`) on the first device of its last stage.
+        self.told = {place.device.process_index: Place(place.device) for place in places}
         if missing := sorted(set(range(jax.process_count())) - self.told.keys()):
             raise BadInput(
                 f"process {missing[0]} has no stage: {len(places)} stages are in {len(self.told)} of "
                 f"{jax.process_count()} processes. Start no more processes than stages."
             )
         self.places: Mapping[int, Place] = {k: place for k, place in self.all.items() if is_here(place.device)}
-        self.here = self.places[max(self.places)]
+        self.here = self.told[jax.process_index()]
         self.sizes: dict[int, int] = {}
         self.note: Callable[[str, int, int, Tree], None] = lambda what, k, batch, message: None
 
@@ -68,16 +70,16 @@ class AcrossProcesses:
         if sender is None or source.device.process_index == target.device.process_index:
             return target.put_batch(message) if address.k in self.places else None
         like = self.shapes(address, sender, self.sizes[address.batch])
-        arrived = copy(message, like, source.device, target.device)
+        arrived = copy(message, like, source, target)
         if arrived is not None:
             self.note(address.what, sender.k, address.batch, arrived)
         return arrived
 
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:
         """Starts to copy a value of stage k to all other processes, one after the other."""
-        source = self.all[k].device
+        source = Place(self.all[k].device)
         # A count that no program has returned yet is on the host.
-        arrived = self.spread(source, put(value, source), like)
+        arrived = self.spread(source, put(value, source.device), like)
         if k not in self.places:
             self.note("a result", k, 0, arrived)
         return arrived
@@ -95,25 +97,26 @@ class AcrossProcesses:
         for process, text in enumerate(Notices().share(json.dumps(listed))):
             theirs, source = json.loads(text), self.told[process]
             size = sum(math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in theirs)
-            gathered |= unpacked(theirs, self.spread_bytes(source, content if is_here(source) else None, size))
+            own = content if is_here(source.device) else None
+            gathered |= unpacked(theirs, self.spread_bytes(source, own, size))
         return gathered
 
-    def spread(self, source: Any, value: Tree, like: Tree) -> Tree:
+    def spread(self, source: Place, value: Tree, like: Tree) -> Tree:
         """Starts to copy a value from a device to all other processes; returns this process's copy."""
         arrived = value
         for process, target in sorted(self.told.items()):
-            if process != source.process_index:
+            if process != source.device.process_index:
                 copied = copy(value, like, source, target)
-                arrived = copied if is_here(target) else arrived
+                arrived = copied if is_here(target.device) else arrived
         return arrived
 
-    def spread_bytes(self, source: Any, content: bytes | None, size: int) -> bytes:
+    def spread_bytes(self, source: Place, content: bytes | None, size: int) -> bytes:
         """Sends bytes from a device to all processes and waits for them. content: None except where the device is."""
         parts = []
         for start in range(0, size, MOST_BYTES):
             like = jax.ShapeDtypeStruct((min(MOST_BYTES, size - start),), np.uint8)
             part = None if content is None else np.frombuffer(content, np.uint8, like.shape[0], start)
-            parts.append(jax.device_get(self.spread(source, put(part, source), like)).tobytes())
+            parts.append(jax.device_get(self.spread(source, put(part, source.device), like)).tobytes())
         return b"".join(parts)
 
 
@@ -122,32 +125,68 @@ def put(value: Tree, device: Any) -> Tree:
     return None if value is None else jax.device_put(value, device)
 
 
-def copy(value: Tree, like: Tree, source: Any, target: Any) -> Tree:
-    """Copies a tree of arrays from one process to another. Every process has to call it.
+def copy(value: Tree, like: Tree, source: Place, target: Place) -> Tree:
+    """Copies a tree of arrays [batch, ...] from one process to another, each part of a batch from a device that has it
+    to the first one that needs it. Every process has to call it.
 
     Arguments:
         value: the arrays, on the source; None in processes other than the source's.
         like: their shapes and dtypes.
-        source, target: devices of two different processes.
+        source, target: places in two different processes.
 
     Returns: the copies in the target's process, which may still be under way; None in all others.
     """
     shapes, structure = jax.tree.flatten(like)
     leaves = [None] * len(shapes) if value is None else structure.flatten_up_to(value)
-    empty = [shape.dtype == jax.dtypes.float0 for shape in shapes]  # a cotangent of integers has no content
-    arrays = [
-        absent(shape, source) if leaf is None else leaf
-        for leaf, shape, nothing in zip(leaves, shapes, empty, strict=True)
-        if not nothing
-    ]
-    copied = iter(jax.device_put(arrays, SingleDeviceSharding(target)))
-    if not is_here(target):
+    pieces, ends = list[Any](), list[Any]()
+    for leaf, shape in zip(leaves, shapes, strict=True):
+        if shape.dtype == jax.dtypes.float0:  # a cotangent of integers has no content
+            continue
+        senders = [device for device, _ in parts(source, shape)]
+        for i, (end, index) in enumerate(parts(target, shape)):
+            pieces.append(piece(leaf, shape, index, senders[i % len(senders)]))
+            ends.append(SingleDeviceSharding(end))
+    # One by one: if they went together, two processes might count pieces between other devices in another order.
+    copied = iter([jax.device_put(each, end) for each, end in zip(pieces, ends, strict=True)])
+    if not is_here(target.device):
         return None
-    arrived = [
-        np.zeros(shape.shape, shape.dtype) if nothing else next(copied)
-        for shape, nothing in zip(shapes, empty, strict=True)
+    return structure.unflatten([
+        np.zeros(shape.shape, shape.dtype)
+        if shape.dtype == jax.dtypes.float0
+        else joined(target, shape, [next(copied) for _ in parts(target, shape)])
+        for shape in shapes
+    ])
+
+
+def parts(place: Place, shape: Any) -> list[tuple[Any, tuple[slice, ...]]]:
+    """The different parts of a batch array on a place: (the first device that has it, where it lies in the array)."""
+    found: dict[str, tuple[Any, tuple[slice, ...]]] = {}
+    for device, index in place.of_batch(shape).devices_indices_map(shape.shape).items():
+        found.setdefault(str(index), (device, index))
+    return list(found.values())
+
+
+def piece(leaf: Any, shape: Any, index: tuple[slice, ...], device: Any) -> jax.Array:
+    """A part of an array on one of its devices, from which it is sent. leaf: None if another process has it."""
+    if leaf is None:
+        lengths = [len(range(n)[part]) for n, part in zip(shape.shape, index, strict=True)]
+        return absent(jax.ShapeDtypeStruct(lengths, shape.dtype), device)
+    shards = {shard.device: shard for shard in leaf.addressable_shards}
+    if device in shards and str(shards[device].index) == str(index):
+        return shards[device].data
+    return jax.device_put(leaf[index], device)
+
+
+def joined(place: Place, shape: Any, pieces: Sequence[jax.Array]) -> jax.Array:
+    """An array on a place, of its different parts on the first devices that have them."""
+    sharding, by_index = place.of_batch(shape), {}
+    for (_, index), array in zip(parts(place, shape), pieces, strict=True):
+        by_index[str(index)] = array
+    arrays = [
+        jax.device_put(by_index[str(index)], device)
+        for device, index in sharding.devices_indices_map(shape.shape).items()
     ]
-    return jax.tree.unflatten(structure, arrived)
+    return jax.make_array_from_single_device_arrays(shape.shape, sharding, arrays)
 
 
 def absent(like: Any, device: Any) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fdg_jax.errors import BadInput, first_line
@@ -70,48 +70,51 @@ def check_no_mesh() -> None:
         raise BadInput(f"{fact}. Call the pipeline outside of `with jax.set_mesh(...)`.")
 
 
-def stage_devices(K: int, here: bool = False) -> tuple[list[Any], str]:
+def stage_devices(K: int, here: bool = False, R: int = 1) -> tuple[list[Any], str]:
     """Chooses the devices of the stages. If there are fewer than K, neighbouring stages share them evenly.
 
     Arguments:
         K: number of stages, 1 or more.
         here: whether all of them are to be in this process, even if others have joined it.
+        R: devices of each stage.
 
-    Returns: (a device for each stage k = 1..K, a warning if stages share devices, else "").
+    Returns: (the R devices of each stage k = 1..K, one after the other, a warning if stages share devices, else "").
 
     Raises:
         BadInput: JAX finds no device.
     """
-    request_cpu_devices(K)  # if it is too late, the devices that exist are used
+    n = K * R
+    request_cpu_devices(n)  # if it is too late, the devices that exist are used
     try:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds of errors if a requested platform is missing
         raise BadInput(f"JAX finds no device: {first_line(error)} Set JAX_PLATFORMS=cpu, or leave it unset.") from error
     if jax.process_count() > 1 and not here:
-        return devices_of_processes(K), ""
-    if len(found) >= K:
-        return list(found[:K]), ""
-    n, kind = len(found), found[0].platform.upper()
-    shared = [found[k * n // K] for k in range(K)]
+        return devices_of_processes(K, R), ""
+    if len(found) >= n:
+        return list(found[:n]), ""
+    there, kind = len(found), found[0].platform.upper()
+    shared = [found[k * there // n] for k in range(n)]
     faster = "" if kind == "CPU" else " Engine delay-line, if the method has it, is faster."
     return shared, (
-        f"K={K} stages share {n} {kind} device{'s' if n > 1 else ''}: the numbers are those of {K} devices, the speed "
-        f"is not (stages on one device run one after the other).{faster}"
+        f"K={K} stages share {there} {kind} device{'s' if there > 1 else ''}: the numbers are those of {n} devices, the "
+        f"speed is not (stages on one device run one after the other).{faster}"
     )
 
 
-def devices_of_processes(K: int) -> list[Any]:
-    """The device of each stage k = 1..K where several processes have joined: neighbouring stages share a process.
+def devices_of_processes(K: int, R: int = 1) -> list[Any]:
+    """The R devices of each stage k = 1..K, one after the other, where several processes have joined: neighbouring
+    stages share a process.
 
-    A process that emulates K devices computes stage k on the k-th, as a single process would. A process with fewer
-    devices computes its first stage on its first device.
+    A process that emulates K x R devices computes stage k on the k-th R of them, as a single process would. A process
+    with fewer devices computes its first stage on its first R.
     """
     processes = processes_of_stages(K, jax.process_count())
     found = []
     for k, process in enumerate(processes):
         theirs = [device for device in jax.devices() if device.process_index == process]
-        at = k if len(theirs) >= K else (k - processes.index(process)) % len(theirs)
-        found.append(theirs[at])
+        first = (k if len(theirs) >= K * R else k - processes.index(process)) * R
+        found += [theirs[(first + r) % len(theirs)] for r in range(R)]
     return found
 
 
@@ -140,6 +143,10 @@ class Place:
     def put_batch(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays [batch, ...] to the stage; returns the copies."""
         return self._put_tree(tree)
+
+    def of_batch(self, leaf: Any) -> Any:
+        """How an array [batch, ...] lies here, as a JAX sharding."""
+        return SingleDeviceSharding(self.device)
 
     def cut(self, tree: Any) -> Any:
         """The arrays [batch, ...] of a program that is being traced, laid out as `put_batch` does."""
@@ -202,7 +209,6 @@ class MeshPlace(Place):
         return {"out_shardings": tuple(found) if len(found) > 1 else found[0]}
 
     def of_batch(self, leaf: Any) -> NamedSharding:
-        """How an array [batch, ...] is cut; a number is on every device."""
         return self.batch if np.ndim(leaf) and len(leaf) % self.parts == 0 else self.weights
 
 

@@ -21,7 +21,13 @@ TRANSFER_BYTES = 4 * 2**20  # of a buffer of the sockets between CPUs; JAX's def
 
 
 def join_processes(
-    coordinator: str, process: int, processes: int, K: int, address: str | None = None, detect: bool = False
+    coordinator: str,
+    process: int,
+    processes: int,
+    K: int,
+    address: str | None = None,
+    detect: bool = False,
+    R: int = 1,
 ) -> None:
     """Joins this process with the others of a pipeline. Call it before JAX computes anything, in every process.
 
@@ -42,6 +48,7 @@ def join_processes(
         address: the IPv4 address at which other processes reach this one; None: that of the interface that leads to
             the coordinator.
         detect: whether the scheduler that has started this process decides which of its GPUs it uses.
+        R: number of devices of each stage. On CPUs every process emulates K x R.
 
     Raises:
         BadInput: an argument is wrong, another program listens at the coordinator's port, or JAX has already started.
@@ -62,21 +69,21 @@ def join_processes(
             f"address {address} cannot be used on this host ({reason(error)}). Give one of its own."
         ) from error
     with held:
-        set_up(K, address, transfers)
+        set_up(K * R, address, transfers)
         gathering.gather(coordinator, process, processes, JOINING_SECONDS)
         initialize(coordinator, process, processes, detect)
         held.detach()  # it stays open, for JAX listens at the port only when the first array is copied
     sys.excepthook = leave_at_once
 
 
-def set_up(K: int, address: str, transfers: str) -> None:
-    """Sets JAX's options for K stages. transfers: address and port at which it is to listen for copies.
+def set_up(devices: int, address: str, transfers: str) -> None:
+    """Sets JAX's options for so many devices of all stages. transfers: address and port at which it is to listen for copies.
 
     Raises: BadInput if JAX has already started.
     """
     started = jax_internals.has_started() or jax.distributed.is_initialized()
-    # Each process emulates K CPU devices, as one process for all stages would: XLA's thread pools are then as large.
-    if started or not request_cpu_devices(K, exactly=True):
+    # Each process emulates as many CPU devices as one for all stages would: XLA's thread pools are then as large.
+    if started or not request_cpu_devices(devices, exactly=True):
         raise BadInput(TOO_LATE)
     jax.config.update("jax_cross_host_transfer_socket_address", transfers)
     jax.config.update("jax_cross_host_transport_addresses", f"{address}:0")  # JAX's default is all interfaces
