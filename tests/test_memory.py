@@ -54,6 +54,25 @@ def test_other_orders_and_methods_hold_to_the_byte_what_was_predicted(options):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", [1, 2])
+def test_each_of_two_devices_holds_its_part_of_the_batch_and_of_weights_that_are_cut(weights):
+    """weights: into how many parts they are cut. Arrays in the pipeline's own programs are counted, too: within 5%."""
+    named = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "hidden"))
+    of, stages = jax.devices(), [nn.Dense(64, kernel_init=named), nn.Dense(small.CLASSES + 1, kernel_init=named)]
+    predicted, live, _ = predicted_and_live(
+        2, small.batches(14, size=64), stages,
+        devices=[of[:2], of[2:4]], axis_rules=[("hidden", "data")] if weights == 2 else [],
+    )  # fmt: skip
+    alone, _, _ = predicted_and_live(2, small.batches(14, size=32), [nn.Dense(64), nn.Dense(small.CLASSES + 1)])
+    for ours, here, one in zip(predicted, live, alone, strict=True):
+        assert abs(here - ours.total) < 0.05 * ours.total + SCALARS
+        assert (ours.stashes, ours.in_flight) == (one.stashes, one.in_flight)  # half of the batch
+        kernels = one.weights - 4 * (64 if ours.k == 1 else small.CLASSES + 1)
+        assert ours.weights == one.weights - kernels + kernels // weights
+        assert ours.optimizer <= one.optimizer and ours.old_weights <= one.old_weights
+
+
+@pytest.mark.slow
 def test_gpipe_holds_what_was_predicted_and_its_micro_batches_labels():
     data = small.batches(14)
     predicted, live, _ = predicted_and_live(3, data, method="gpipe", micro_batches=4)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.engine.host_loop import HostLoop
@@ -26,13 +27,13 @@ from fdg_jax.stages.functions import Spec
 from fdg_jax.stages.shapes import examples, with_examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.weighted import bounds
-from fdg_jax.transport.devices import Place
 
 Tree = Any
 
 
 class Memory(NamedTuple):
-    """Bytes of stage k on its device between two operations of the host loop, at the moment of their maximum.
+    """Bytes of stage k on its device, or on each of its devices, between two operations of the host loop, at the
+    moment of their maximum.
 
     weights, statistics: the network's newest.
     optimizer: the optimizer's state.
@@ -43,6 +44,9 @@ class Memory(NamedTuple):
     in_flight: messages that wait to be read, or have just been sent.
     kept: not bytes, but the number of batches in `stashes`.
     stash: bytes of one stash; not part of the total.
+
+    On several devices, each has its part of the batch and of weights that are cut. Activations count as if weights that
+    are cut over other axes than the batch did not cut them, too: XLA decides that.
 
     It leaves out what lives within a program or between backward pass and update: XLA's temporary buffers, and one
     gradient, as large as weights and auxiliary weights.
@@ -67,9 +71,14 @@ class Memory(NamedTuple):
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Bytes of the arrays (or shapes) in a tree."""
+    """Bytes of the arrays (or shapes) in a tree, on each device of a mesh."""
+
+    def here(leaf: Any) -> Sequence[int]:
+        sharding = getattr(leaf, "sharding", None)
+        return sharding.shard_shape(leaf.shape) if isinstance(sharding, NamedSharding) else leaf.shape
+
     arrays = (leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
-    return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in arrays)
+    return sum(int(np.prod(here(leaf))) * np.dtype(leaf.dtype).itemsize for leaf in arrays)
 
 
 def predict(engine: Engine) -> list[Memory]:
@@ -81,15 +90,17 @@ def predict(engine: Engine) -> list[Memory]:
     Arguments:
         engine: the engine.
 
-    Returns: the memory of each stage of this process; [] if a stage is spread over several devices (data parallel),
-    which is not counted.
+    Returns: the memory of each stage of this process; [] if the stages share several devices (data parallel), which is
+    not counted.
     """
     if isinstance(engine, ScanEngine):
         lines = zip(engine.run.lines, engine.run.sums, strict=True)
         waiting = [tree_bytes((line.grads, line.then, held.grads if held else ())) for line, held in lines]
         states = zip(engine.problem.specs, engine.run.stages, waiting, strict=True)
         return [initial(spec.k, s, tree_bytes(s.params))._replace(gradients=line) for spec, s, line in states]
-    if not isinstance(engine, HostEngine) or any(type(stage.place) is not Place for stage in engine.stages.values()):
+    places = engine.problem.places
+    shared = any(place.parts > 1 for place in places) and len({id(place) for place in places}) < len(places)
+    if not isinstance(engine, HostEngine) or shared:
         return []
     peaks: dict[int, Memory] = {}
     for k, memory in over_time(engine):
@@ -127,7 +138,8 @@ class StageContents:
         self.waiting: deque[int] = deque()
         self.shown: int | None = None  # the version whose corrected weights the stage keeps for its next forward passes
         self.updates, self.passes, self.mail, self.sent = 0, 0, 0, dict[str, int]()
-        self.base = initial(stage.k, stage.state, tree_bytes(jax.eval_shape(stage.variables)["params"]))
+        own = tree_bytes(jax.eval_shape(stage.variables)["params"])  # as if no weights were cut
+        self.base = initial(stage.k, stage.state, min(own, tree_bytes(stage.state.params)))
 
     def run(self, kind: str, batch: int, messages: dict[str, int]) -> dict[str, int]:
         """Counts an operation of the stage. The sizes of its messages are counted in `over_time`, which sends them."""
@@ -174,19 +186,19 @@ class StageContents:
 def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
     """(k, what stage k holds) after every change, counted by the host loop itself until the pipeline runs steadily."""
     schedule, specs = engine.loop.schedule, engine.problem.specs
-    of_part, seen = micro_batch_specs(specs, schedule.micro_batches), list[tuple[int, Memory]]()
+    places, seen = dict(enumerate(engine.problem.places, 1)), list[tuple[int, Memory]]()
+    parts = {k: micro_batch_specs(specs, schedule.micro_batches, place.parts) for k, place in places.items()}
     held = {
-        spec.k: StageContents(engine.stages[spec.k], spec.x, labels_at(spec, engine), seen)
-        for spec in of_part
-        if spec.k in engine.stages
+        k: StageContents(stage, parts[k][k - 1].x, labels_at(parts[k][k - 1], engine), seen)
+        for k, stage in engine.stages.items()
     }
-    devices = {k: place.device for k, place in enumerate(engine.problem.places, 1)}
 
     def send(address: Address, _: Any, sender: Op | None) -> int | None:
-        size = message_bytes(address, sender, of_part)
+        size = message_bytes(address, sender, parts[address.k])
         # A message to another device is a copy; on the same device it is the same array.
-        if sender and sender.k in held and devices[address.k] is not devices[sender.k]:
-            held[sender.k].sent[address.what] = size  # an array that goes to several stages is on this device once
+        if sender and sender.k in held and places[address.k].device is not places[sender.k].device:
+            # An array that goes to several stages is on this device once.
+            held[sender.k].sent[address.what] = message_bytes(address, sender, parts[sender.k])
             held[sender.k].note(sum(held[sender.k].sent.values()))
         if address.k not in held:
             return None
@@ -220,11 +232,15 @@ def labels_at(spec: Spec, engine: HostEngine) -> Tree:
     return spec.labels if "labels" in taken else None
 
 
-def micro_batch_specs(specs: Sequence[Spec], M: int) -> list[Spec]:
-    """The specs of the stages for the largest of a batch's M micro-batches."""
-    if M == 1:
-        return list(specs)
+def micro_batch_specs(specs: Sequence[Spec], M: int, parts: int = 1) -> list[Spec]:
+    """The specs of the stages for the largest of a batch's M micro-batches, or for its part on each of several devices.
+
+    parts: into how many parts these devices cut it, if this number divides it.
+    """
     batch = examples(specs[0].x)
     part = bounds(batch, M)[1]
+    part = part if part % parts else part // parts
+    if part == batch:
+        return list(specs)
     names = ("x", "y", "outputs", "labels")
     return [s._replace(**{name: with_examples(getattr(s, name), part, batch) for name in names}) for s in specs]

@@ -33,7 +33,7 @@ class ScanEngine(Engine):
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
-        self.last = problem.places[0]
+        self.place = self.last = problem.places[0]
         made, states = zip(*map(make_stage_functions, problem.specs), strict=True)
         guard = problem.specs[0].guard
         self.functions = [f._replace(forward=guard_statistics(f.forward)) if guard else f for f in made]
@@ -41,7 +41,7 @@ class ScanEngine(Engine):
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
         lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
-        self.run = self.last.put_weights(delay_line.start(states, lines))
+        self.run = self.place.put_weights(delay_line.start(states, lines))
         self.run = jax.tree.map(jnp.copy, self.run)  # the arrays are donated, so they must not be the caller's
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
@@ -56,15 +56,15 @@ class ScanEngine(Engine):
 
         def window(run, images, labels, indices):
             def of_row(run, row):
-                return one(run, *self.last.cut(jax.tree.map(lambda array: array[row], (images, labels))))
+                return one(run, *self.place.cut(jax.tree.map(lambda array: array[row], (images, labels))))
 
             return jax.lax.scan(of_row, run, indices)
 
         self.one = one
         shapes = shapes_of(self.run)
-        self._step = programs.jit(one, donate_argnums=0, **self.last.results([shapes, None]))
-        self._window = programs.jit(window, donate_argnums=0, **self.last.results([shapes, None]))
-        self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0, **self.last.results([shapes]))
+        self._step = programs.jit(one, donate_argnums=0, **self.place.results([shapes, None]))
+        self._window = programs.jit(window, donate_argnums=0, **self.place.results([shapes, None]))
+        self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0, **self.place.results([shapes]))
 
     def preprocessed(self, inputs: Tree, labels: Tree, step: Any) -> tuple[Tree, Tree]:
         """(inputs of stage 1, labels of the loss) of a batch. It can be traced. step: number of earlier batches."""
@@ -82,7 +82,7 @@ class ScanEngine(Engine):
             self.unfinished.begin("window", 0, self.entered + 1, self.entered + batches)
 
     def train_batch(self, inputs: Tree, labels: Tree) -> None:
-        arrays = self.last.put_batch((inputs, labels))
+        arrays = self.place.put_batch((inputs, labels))
         self.begin(1)
         with self.tick():
             self.run, told = self._step(self.run, *arrays)
@@ -92,8 +92,8 @@ class ScanEngine(Engine):
         if not len(indices):
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
-            self._resident = (images, labels, self.last.put_weights((images, labels)))
-        rows = self.last.put_weights(indices)
+            self._resident = (images, labels, self.place.put_weights((images, labels)))
+        rows = self.place.put_weights(indices)
         self.begin(len(indices))
         with self.tick():
             self.run, (report, bad, norms) = self._window(self.run, *self._resident[2], rows)
@@ -139,7 +139,7 @@ class ScanEngine(Engine):
         changed = list(self.run.stages)
         for k in stages:
             state = changed[k - 1]
-            opt_state = self.last.put_weights(hyperparameters.with_values(state.opt_state, values, k))
+            opt_state = self.place.put_weights(hyperparameters.with_values(state.opt_state, values, k))
             changed[k - 1] = state._replace(opt_state=opt_state)
         self.run = self.run._replace(stages=tuple(changed))
 
@@ -161,7 +161,7 @@ class ScanEngine(Engine):
     def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> list[tuple[Tree, Tree]]:
         if variables is None:
             return [(self._evaluated(s.params, s.opt_state), s.extra) for s in self.run.stages]
-        given = self.last.put_weights([split_variables(each) for each in variables])
+        given = self.place.put_weights([split_variables(each) for each in variables])
         return [(params, {**s.extra, **extra}) for (params, extra), s in zip(given, self.run.stages, strict=True)]
 
     def whole(self, held: Any, x: Tree, keys: Sequence[Any]) -> Tree:
@@ -173,11 +173,11 @@ class ScanEngine(Engine):
     def outputs(
         self, held: Any, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]
     ) -> Tree:
-        x = self.transformed(self.last.put_batch(inputs), transform)
-        return self._outputs(held, x, self.last.put_weights(keys))
+        x = self.transformed(self.place.put_batch(inputs), transform)
+        return self._outputs(held, x, self.place.put_weights(keys))
 
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
-        inputs, labels = self.last.put_batch((inputs, labels))
+        inputs, labels = self.place.put_batch((inputs, labels))
         x, labels = self.preprocessed(inputs, labels, np.int32(step))
         for k, (functions, state) in enumerate(zip(self.functions, self.run.stages, strict=True), 1):
             number, x = look(programs.jit(functions.forward), state, self.problem.places[0], x, labels)
@@ -193,7 +193,7 @@ class ScanEngine(Engine):
         check_signature(self.problem, SCAN, flat)
         run, entered = states.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
-        run = self.last.put_weights(run, self.run)
+        run = self.place.put_weights(run, self.run)
         self.within_tick = True
         self.run, self.entered, self.losses = run, entered, self.no_losses()
         self.within_tick = False

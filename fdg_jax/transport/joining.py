@@ -77,7 +77,9 @@ def join_processes(
 
 
 def set_up(devices: int, address: str, transfers: str) -> None:
-    """Sets JAX's options for so many devices of all stages. transfers: address and port at which it is to listen for copies.
+    """Sets JAX's options for so many devices of all stages.
+
+    transfers: address and port at which it is to listen for copies.
 
     Raises: BadInput if JAX has already started.
     """
