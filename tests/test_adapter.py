@@ -186,20 +186,6 @@ def test_a_switch_that_a_module_hands_on_from_a_field_is_refused_in_a_stage_too(
     trained([stage(Handed(True), switch={"off": False})])
 
 
-@pytest.mark.slow
-def test_weights_of_a_list_in_nnx_go_back():
-    class Two(nnx.Module):
-        def __init__(self, *, rngs):
-            self.layers = nnx.List([nnx.Linear(DATA[0][0].shape[1], 4, rngs=rngs), nnx.Linear(4, CLASSES, rngs=rngs)])
-
-        def __call__(self, x):
-            return self.layers[1](self.layers[0](x))
-
-    ours, again = trained([fdg_jax.from_nnx(Two)], method="bp"), Two(rngs=nnx.Rngs(5))
-    nnx.update(again, ours.export()[0]["params"])
-    np.testing.assert_allclose(ours.predict(DATA[0][0]), again(DATA[0][0]), atol=1e-6)  # another program
-
-
 class Masked(nn.Module):
     """Several inputs, and an auxiliary output."""
 
@@ -435,12 +421,3 @@ def test_a_tied_pipeline_is_late_as_its_delay_line_is_and_goes_back_into_its_sta
     again = fdg_jax.Pipeline(network(), cross_entropy, optax.sgd(0.1))
     again.init(jax.random.key(1), TOKENS[0], one.export())
     same(one, again, TOKENS[0][0], exactly=True)
-
-
-@pytest.mark.slow
-def test_two_shared_modules_and_a_shared_stage_are_tied():
-    table, layer = nn.Embed(11, 6), Layer()
-    stages = tie(tie([Tokens(table), layer, Layer(), layer, Scores(table)], table), layer)
-    ours = trained(stages, TOKENS)
-    assert [len(each.get("params", {})) for each in ours.export()] == [2, 1, 1, 0, 1]
-    same(ours, trained(stages, TOKENS, engine="delay-line"), TOKENS[0][0], exactly=True)

@@ -5,11 +5,10 @@ import warnings
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import Part, batches, cross_entropy, fed, parts, pipeline, recipe
+from small import Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -157,27 +156,6 @@ def test_sequences_of_other_lengths_are_trained_on_evaluated_and_restored():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fr", "replay", "fa", "scaled_bp", "data_parallel"])
-def test_methods_with_stages_of_their_own_take_other_lengths_and_other_batch_sizes(method):
-    def batch(n, T):
-        return np.arange(n * T, dtype=np.int32).reshape(n, T) % 5, np.arange(n * T, dtype=np.int32).reshape(n, T) % 3
-
-    def made():
-        stages = [nn.Embed(5, 4), nn.Dense(3)]
-        return pipeline(2, batch(4, 5), stages=stages, optimizer=optax.sgd(0.1), method=method)
-
-    ours, again = made(), made()
-    for n, T in ((4, 5), (4, 7), (6, 3)):
-        ours.step(batch(n, T))
-    again.restore(ours.state())
-    for one in (ours, again):
-        one.step(batch(4, 6))
-        one.drain()
-    assert again.state_sha256() == ours.state_sha256() and ours.updates == [4, 4]
-    assert np.isfinite([each.loss for each in ours.losses(wait=True)]).all()
-
-
-@pytest.mark.slow
 def test_every_shape_compiles_anew_and_the_sixth_says_so_once():
     x, y = DATA[0]
     ours = pipeline(1, DATA[0], stages=[nn.Dense(5)])
@@ -240,26 +218,6 @@ def test_step_returns_the_newest_finished_metrics():
         ours.wait()
     assert seen[0] is None  # batch 1 has not met stage 3 yet
     assert [m.step for m in seen if m] == sorted(m.step for m in seen if m) and seen[-1].step >= 17
-
-
-@pytest.mark.slow
-def test_several_arrays_may_pass_between_stages():
-    class Fork(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return {"a": nn.Dense(6)(x), "b": x}
-
-    class Join(nn.Module):
-        @nn.compact
-        def __call__(self, parts):
-            return nn.Dense(5)(jnp.concatenate([parts["a"], parts["b"]], -1))
-
-    results = []
-    for engine in ("pipeline", "delay-line"):
-        ours = pipeline(2, DATA[0], stages=[Fork(), Join()], engine=engine)
-        fed(ours, DATA)
-        results.append(ours.parameters_sha256())
-    assert results[0] == results[1]
 
 
 def test_train_is_step_by_indices_on_both_engines():

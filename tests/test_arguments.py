@@ -207,18 +207,6 @@ def test_a_stage_that_gives_integers_to_the_next_is_refused_in_every_method(meth
         given(stages=[Rounded(), Embedded()], method=method).init(KEY, DATA[0])
 
 
-@pytest.mark.parametrize(("text", "match"), [
-    ("METHOD = {'name': 'mine'}", r"mine\.py has no METHOD of type Method\. Write METHOD = Method\("),
-    ("import nothing_there", r"mine\.py cannot be imported: No module named 'nothing_there'\. Mend it, or move it"),
-])  # fmt: skip
-def test_a_methods_file_that_is_not_one_is_refused(text, match, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(text)
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
-    monkeypatch.delitem(__import__("sys").modules, "fdg_jax.methods.mine", raising=False)
-    with pytest.raises(BadInput, match=match):
-        methods.find("mine")
-
-
 def test_asking_for_devices_too_late_is_said():
     there = len(jax.devices())  # JAX is awake
     with pytest.warns(UserWarning, match=rf"emulate_cpu\({there + 1}\) comes too late.*has {there} CPU devices"):

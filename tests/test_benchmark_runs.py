@@ -1,6 +1,5 @@
 """Every benchmark in small: what it measures hangs together, and its table shows it."""
 
-import math
 import os
 from importlib import import_module
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ import small
 from benchmark_runs import COMMON, TINY, pins_cores, rows_of, run
 
 from benchmarks import split as benchmark_split
-from benchmarks.harness import bench_worker, side_specs
+from benchmarks.harness import side_specs
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
 
@@ -43,45 +42,6 @@ def measured(capsys, tmp_path):
         return rows_of(file.read_text()), capsys.readouterr().out
 
     return call
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("dense")
-def test_host_cost_prints_a_row_a_stage_one_a_tick_and_the_fit(measured):
-    words = ["--model", "dense", "--K", "2", "--ticks", "3", "--split", "1", "--packing", "on", "off"]
-    rows, table = measured("host_cost", *words)
-    assert [row["row"] for row in rows] == ["stage", "stage", "tick"] * 2 + ["fit"] * 3
-    stage, tick, plain = rows[1], rows[2], rows[4]
-    assert (stage["k"], plain["k"], plain["packing"]) == (2, 2, "off")
-    assert all(stage[f"{what}_microseconds"] > 0 for what in ("F", "B", "U", "three_programs", "one_program"))
-    assert all(stage[f"{what}_leaves"] < plain[f"{what}_leaves"] for what in "FBU")
-    parts = sum(row[f"{what}_microseconds"] for row in rows[:2] for what in "FBU")
-    whole = parts + sum(n * tick[f"{what}_microseconds"] for what, n in (("send", 2), ("entry", 1), ("loop", 1)))
-    assert math.isclose(tick["tick_microseconds"], whole, abs_tol=1)  # the parts are rounded to a tenth
-    assert math.isclose(tick["stage_calls_microseconds"], parts / 2, abs_tol=0.5) and "| dense | 2 |" in table
-
-
-FAST_PATHS = ("batch_norm", "forward_conv", "input_gradient", "weight_gradient", "relu")
-
-
-@pytest.mark.parametrize(
-    ("flags", "names", "last", "whole"),
-    [
-        pytest.param(
-            [], ["plain", *(f"cured {name}" for name in FAST_PATHS), "all cured"], "gain_percent", None,
-            marks=pytest.mark.slow,
-        ),
-        (["--blocks"], ["block000", "block001"], "share_percent", 100),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("dense")
-def test_block_cost_has_a_row_for_each_choice_of_layers_or_block(flags, names, last, whole, measured):
-    rows, table = measured("block_cost", *flags, *TINY, "--rounds", "2")
-    assert [row["row"] for row in rows] == names
-    assert all(row["images_per_second"] > 0 and math.isfinite(row["forward_milliseconds"]) for row in rows)
-    assert math.isclose(sum(row[last] for row in rows), whole, abs_tol=0.11) if whole else rows[0][last] == 0
-    lines = table.splitlines()[: 2 + len(names)]
-    assert [line.split("|")[1].strip() for line in lines[2:]] == names and len({line.count("|") for line in lines}) == 1
 
 
 @pytest.mark.usefixtures("dense")
@@ -200,13 +160,3 @@ def test_a_side_of_several_processes_has_a_core_for_each_of_them():
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
     with pytest.raises(BadInput, match=word):
         parse(side)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("dense")
-def test_ticks_without_end_leave_nothing_behind():
-    trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
-    told = [trainer.memory(100) for _ in range(3)]
-    assert len({(each["arrays"], each["array_bytes"]) for each in told}) == 1
-    if told[0]["resident_bytes"] is not None:  # Linux
-        assert told[-1]["resident_bytes"] - told[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes

@@ -101,24 +101,3 @@ def test_the_pages_have_what_their_commands_printed_last():
     for match in matches:  # nothing typed by hand, nothing left from another command
         assert readme.command(match["command"]) in last or match["text"].strip() == "(not measured yet)"
     assert [readme.rendered(text, last) for text in texts] == texts
-
-
-def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, monkeypatch, capsys):
-    page = "# Page\n\n```\necho it \\\n    works\n```\n\n<!-- it printed -->\n\nold\n\n<!-- end -->\n\n"
-    page += "- a note\n\n```\nfalse\n```\n\n<!-- it printed -->\n\nbefore\n\n<!-- end -->\n"
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    file, other = tmp_path / "page.md", tmp_path / "without_commands.md"
-    file.write_text(page)
-    other.write_text("# Other\n")
-    assert readme.main(["nothing"]) == 2
-    assert "\n  echo it works\n  false\n" in capsys.readouterr().err
-    assert readme.main(["--render"]) == 0
-    assert file.read_text() == page
-    assert readme.main([]) == 1
-    assert "1 of 2 tables" in (told := capsys.readouterr()).out and "stays: false" in told.err
-    words = f"it works --json {readme.results()}"
-    assert file.read_text() == page.replace("old", words)
-    file.write_text(page)
-    assert readme.main(["works", "--render"]) == 0
-    assert file.read_text() == page.replace("old", words)
-    assert other.read_text() == "# Other\n"

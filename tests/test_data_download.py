@@ -13,7 +13,6 @@ import pytest
 
 from fdg_jax.data import cifar
 from fdg_jax.data.download import Unavailable
-from fdg_jax.data.sets import auto, cifar10, digits
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.signals import Signals, Stopped
 from tests.cifar_files import SETS, archive, assert_same, own_directories_and_no_proxy, served, small
@@ -95,10 +94,6 @@ def status(code):
     return lambda handler, number: handler.send_error(code)
 
 
-def hang(handler, number):
-    handler.server.released.wait(30)
-
-
 CONTENT, ARRAYS = archive(10)
 WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
 
@@ -126,20 +121,6 @@ def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(server, tmp_p
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_auto_finds_out_within_five_seconds_that_a_network_swallows_everything(server, monkeypatch, capsys):
-    server.answer = hang
-    monkeypatch.setattr(cifar10, "CIFAR10", small(SETS[10], url=server.url))  # the real patience, not a test's
-    digits.load()  # imports scikit-learn, which takes its second with or without a network
-    start = time.monotonic()
-    dataset = auto.load()
-    assert time.monotonic() - start < 5
-    assert dataset.name == "digits"
-    assert "digits are used" in dataset.note
-    assert "no answer within 3 seconds" in dataset.note
-    assert dataset.note in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"lacking": "test_batch.bin"}, "lacks test_batch.bin"), ({"cut": "data_batch_2.bin"}, "92,189")],
@@ -150,14 +131,6 @@ def test_an_archive_of_another_layout_is_refused_with_numbers(server, tmp_path, 
     with pytest.raises(BadInput, match=message):
         cifar.load(small(SETS[10], **served(content, server.url)), None)
     assert leftovers(tmp_path) == []
-
-
-def test_a_data_directory_that_is_a_file_is_refused_before_the_network_is_asked(server, tmp_path):
-    (tmp_path / "tfds").write_text("not a directory")
-    server.answer = send(CONTENT)
-    with pytest.raises(BadInput, match="is a file"):
-        cifar.load(small(SETS[10], **served(CONTENT, server.url)), None)
-    assert server.requests == 0
 
 
 def test_a_data_directory_that_cannot_be_written_is_named(server, tmp_path, monkeypatch):

@@ -156,13 +156,6 @@ def test_synchronised_replicas_draw_what_backprop_draws():
     np.testing.assert_array_equal(ours, true)
 
 
-@pytest.mark.slow
-def test_a_checkpoint_of_local_statistics_does_not_fit_synchronised_ones():
-    example = batches(1, SIZE)[0]
-    with pytest.raises(BadInput, match="this run needs"):
-        replicated(2, example, batch_norm="sync").restore(replicated(2, example).state())
-
-
 @pytest.mark.parametrize("K", [1, 2])
 def test_another_kind_of_batch_norm_is_refused(K):
     with pytest.raises(BadInput, match=r"batch_norm='ghost' is not known\. Use local .* or sync"):

@@ -16,7 +16,7 @@ from made_up_runs import config, make
 
 import experiments
 from experiments import __main__ as overview
-from experiments import cifar10_short, table3
+from experiments import cifar10_short
 from experiments.harness import result_files, run_table, table_command
 from experiments.harness.run_table import RESULTS, ROOT
 from fdg_jax import cli, sweep
@@ -28,10 +28,6 @@ from fdg_jax.experiments import cifar, language_model, tiny_imagenet
 TABLE = cifar10_short.TABLE
 NAMES = [run.name for run in TABLE.runs]
 PROGRAMS = {module.__name__: module.PROGRAM for module in (cifar, language_model, tiny_imagenet)}
-
-
-def run_of(name: str) -> run_table.Run:
-    return next(run for run in TABLE.runs if run.name == name)
 
 
 def nowhere(path: Path) -> list[str]:
@@ -95,28 +91,6 @@ def test_a_directory_with_another_run_is_refused_by_name_of_the_option(tmp_path)
         make(tmp_path / name, TABLE.runs[0], **{name: value})
         with pytest.raises(BadInput, match=f"another run than bp: {name} is"):
             run_table.state(TABLE.runs[0], tmp_path / name)
-
-
-def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
-    make(tmp_path, run_of("bp"))
-    make(tmp_path, run_of("fdg-K3-beta0.5"), error=None, trained=1)
-    make(tmp_path, run_of("fdg-K4-beta1"), epochs=6)
-    assert table_command.main(TABLE, ["list", *nowhere(tmp_path), "--data-dir", "data"]) == 0
-    out = capsys.readouterr().out
-    assert "bp: done, test error 31.25%\n  .venv/bin/python -m fdg_jax.experiments.cifar --dataset cifar10" in out
-    assert f"--K 3 --beta 0.5 --data-dir data --run-dir {tmp_path}/fdg-K3-beta0.5 --resume\n" in out
-    assert f"--K 2 --beta 1 --data-dir data --run-dir {tmp_path}/fdg-K2-beta1\n" in out
-    assert f"fdg-K4-beta1: {tmp_path}/fdg-K4-beta1 holds another run than fdg-K4-beta1: epochs is 6" in out
-    assert (out.count("missing\n"), out.count("--resume")) == (4, 1)
-    assert out.splitlines()[-1] == "7 runs: 1 done, 4 missing, 1 cut off, 1 refused."
-
-
-def test_only_takes_patterns_and_refuses_one_that_fits_nothing(tmp_path, capsys):
-    chosen = ["list", "--runs-dir", str(tmp_path), "--only", "resnet20-*-seed0"]
-    assert table_command.main(table3.TABLE, chosen) == 0
-    assert capsys.readouterr().out.count("-seed0: missing\n") == 3
-    assert table_command.main(table3.TABLE, [*chosen[:-1], "resnet20-cifar10-bp-K2-seed0"]) == 2
-    assert "Did you mean resnet20-cifar10-bp-K1-seed0 or" in capsys.readouterr().err
 
 
 # Running

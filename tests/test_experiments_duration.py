@@ -66,10 +66,3 @@ def test_what_was_measured_is_kept_until_asked_again_and_what_was_not_is_tried_a
         assert table_command.main(table3.TABLE, [*DRY_RUN, *here, *again]) == 0
         assert len(counted) == times
     assert capsys.readouterr().out.count("2 s a step, measured before") == 1
-
-
-def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(estimate.sweep, "cores_for", lambda jobs: [None] * jobs)
-    told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*-bp-*", "--jobs", "3"]
-    assert table_command.main(table3.TABLE, [*told, "--seconds-per-step", "0.5"]) == 0
-    assert "total: 16.3 hours of training, 3 at a time" in capsys.readouterr().out  # 3 * 117,300 * 0.5 / 3 s

@@ -40,19 +40,6 @@ def test_a_line_has_the_run_and_nothing_of_where_it_was_made(tmp_path):
     assert line["evaluations"][4]["test_error_percent"] == 40.0
 
 
-def test_a_damaged_run_is_named_in_a_sentence(tmp_path, capsys):
-    for file, content, message in (
-        ("summary.json", "{}", "summary.json lacks 'steps'"),
-        ("config.json", '{"asked": 5}', "asked is 5, which is no object"),
-        ("metrics.jsonl", "rubbish\n", "metrics.jsonl, line 1 is damaged"),
-    ):
-        (make(tmp_path / file, TABLE.runs[0]) / file).write_text(content)
-        where = ["--runs-dir", str(tmp_path / file), "--results", str(tmp_path / "results")]
-        for verb, code in (("list", 0), ("collect", 2)):
-            assert table_command.main(TABLE, [verb, *where]) == code
-            assert message in "".join(capsys.readouterr())
-
-
 def test_the_thinned_curve_keeps_the_mean_and_the_end():
     lines = [event for event in events(5) if "train_loss" in event]  # 200
     curve = result_files.thinned(lines)

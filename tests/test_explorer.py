@@ -2,7 +2,6 @@
 
 import doctest
 import json
-import random
 import re
 import xml.etree.ElementTree as ElementTree
 from fractions import Fraction
@@ -17,7 +16,6 @@ from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.explorer import choices, figure, measured, page, quadratic, tables, timeline, trace
 from fdg_jax.explorer.choices import Times, Variant
-from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import __main__ as command
 from fdg_jax.schedule import bp, ideal
 from fdg_jax.schedule.running import trace_run
@@ -87,13 +85,6 @@ def check_times(data, asked: list[tuple[Variant, int, Times]]) -> None:
 
 
 @pytest.mark.slow
-def test_times_are_the_simulators_for_a_sample_of_all_choices(data):
-    drawn = random.Random(23)
-    few = [(variant, drawn.choice((1, 2, 3, 4))) for variant in VARIANTS for _ in range(2)]
-    check_times(data, [(variant, K, drawn.choice(list(explored.times(K)))) for variant, K in few])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("K", choices.STAGES)
 def test_times_are_the_simulators_for_every_choice_up_to_2_stages_and_for_many_beyond(data, K):
     asked = list(explored.times(K))[:: 1 if K <= 2 else 37]
@@ -126,18 +117,6 @@ def test_a_wrong_schedule_of_a_file_of_ones_own_is_named(monkeypatch):
     with pytest.raises(BadInput, match=r"methods/mine\.py: with K=1 its schedule is wrong: .*has staleness") as raised:
         tables.tables()
     assert "take it away" in str(raised.value)
-
-
-def test_a_method_has_the_numbers_of_stages_that_it_takes(monkeypatch):
-    def only_even(K):
-        if K % 2:
-            raise BadInput("odd")
-        return bp(K)
-
-    method = methods.find("bp")._replace(name="mine", schedule=only_even)
-    monkeypatch.setattr(choices, "everything", lambda: [(method, [Variant(method, {})])])
-    (found,) = tables.tables()["methods"]
-    assert found["stages"] == [2, 4, 6, 8]
 
 
 # The page
@@ -216,15 +195,6 @@ def check_trace(events: list[dict]) -> None:
         assert inside[0][0][1:] == inside[1][0][1:] and inside[0][0][0] + inside[1][0][0] == "FB"
 
 
-def test_the_picture_explains_the_stalest_gradient():
-    shown = timeline.timeline(fdg(3), methods.find("fdg"))
-    assert timeline.stalest(shown)[:3] == ("B", 1, 5)  # type: ignore[index]
-    assert "B5 at stage 1 updates version 4 by a gradient that belongs to version 1: 3 updates late. " in figure.figure(
-        shown, "", 3, {}
-    )
-    assert timeline.stalest(timeline.timeline(bp(3), methods.find("bp"))) is None
-
-
 @pytest.mark.parametrize(("method", "ticks"), [("fdg", "11"), ("bp", "3")])
 def test_the_picture_in_the_documentation_is_the_one_that_the_command_makes(tmp_path, method, ticks):
     made = tmp_path / f"{method}.svg"
@@ -239,16 +209,6 @@ def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
     assert capsys.readouterr().out.split() == [str(file) for file in files]
     assert ElementTree.fromstring(files[0].read_text()).tag.endswith("svg")
     assert json.loads(files[1].read_text())["traceEvents"]
-
-
-def test_open_shows_the_page_that_it_has_written(monkeypatch, tmp_path, capsys):
-    opened = []
-    monkeypatch.setattr(command.webbrowser, "open", lambda address: opened.append(address) or True)
-    monkeypatch.setattr(page, "tables", lambda start: {"start": start})
-    file = tmp_path / "a b.html"
-    assert command.main(["--method", "ddg", "--K", "4", "--html", str(file), "--open"]) == 0
-    assert opened == [file.as_uri()] and capsys.readouterr().out == f"{file}\n"
-    assert '"start":{"method":"ddg","K":4}' in file.read_text()
 
 
 # The command

@@ -230,16 +230,6 @@ def test_what_cannot_work_is_said_in_one_sentence():
 
 
 @pytest.mark.slow
-def test_an_nnx_module_that_draws_in_evaluation_is_evaluated_with_a_key():
-    ours = made([from_nnx(Stubborn, "noise")])
-    with pytest.raises(BadInput, match=r"k=1 \(FromNNX\) draws random numbers in evaluation, too: give predict key="):
-        ours.predict(X)
-    one, same, other = (ours.predict(X, key=jax.random.key(seed)) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, same)
-    assert np.abs(one - other).max() > 0.1
-
-
-@pytest.mark.slow
 def test_the_programs_of_the_page_run(tmp_path):
     page = (Path(__file__).parent.parent / "docs/own-modules.md").read_text()
     block, weights, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

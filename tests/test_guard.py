@@ -15,7 +15,6 @@ from fdg_jax.checkpoint.run_checkpoints import NotFinite, Saver
 from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.corrections import gap_aware
 from fdg_jax.corrections.interface import Late
-from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.optimizers.rotation import rotation
 from fdg_jax.stages.nonfinite import after_refusal, as_finite
@@ -223,20 +222,3 @@ def test_what_a_module_holds_of_infinities_on_purpose_does_not_count_as_lost():
     before = [jnp.asarray([0.0, -jnp.inf]), jnp.asarray(2)]
     assert as_finite([before[0] + 1, before[1]], before)
     assert not as_finite([before[0].at[0].set(jnp.inf), before[1]], before)
-
-
-class Widening(nn.Module):
-    """Its count is an integer at first and then a float."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        count = self.variable("seen", "count", lambda: jnp.int32(0))
-        if train:
-            count.value = jnp.float32(1)
-        return nn.Dense(5)(x)
-
-
-@pytest.mark.slow
-def test_a_collection_that_changes_its_dtype_is_refused_in_a_sentence_with_a_guard_too():
-    with pytest.raises(BadInput, match=r"was int32.* at first and became float32"):
-        pipeline(2, DATA[0], guard=True, stages=[Widening(), nn.Dense(5)]).step(DATA[0])

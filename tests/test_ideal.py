@@ -193,11 +193,3 @@ def test_the_command_prints_both_tables_for_every_method(printed):
     notes = printed.split("\n\n")[-1].splitlines()
     assert len(notes) <= 13 and max(map(len, printed.splitlines())) <= 120
     assert any("ddg" in line and "out of step" in line for line in notes)
-
-
-@pytest.mark.slow
-def test_the_command_refuses_with_one_sentence(capsys):
-    for words, fact in (("--K 0", "K=0"), ("--K 12", "11 blocks"), ("--model resnet21", "resnet20"), ("fdg", "fdg")):
-        assert command.main(words.split()) == 2
-        out, err = capsys.readouterr()
-        assert fact in err and len(err.strip().splitlines()) == 1 and not out

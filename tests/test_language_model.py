@@ -111,14 +111,6 @@ def test_a_run_has_the_files_of_every_run_and_counts_tokens(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["--optimizer adamw --beta 0.5", "--optimizer muon --method scaled_bp --scale 0.5"])
-def test_a_factor_that_cancels_is_said_in_one_sentence(words, tmp_path, capsys):
-    run(tmp_path / "run", "--K", "2", "--steps", "1", *words.split())
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
-    assert len([line for line in warnings if "a constant factor cancels" in line]) == 1
-
-
-@pytest.mark.slow
 def test_text_of_a_users_files_may_lie_elsewhere_when_the_run_goes_on_but_not_be_another(tmp_path, capsys):
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_bytes(b"The quick brown fox jumps over the lazy dog. " * 400)

@@ -80,14 +80,6 @@ def test_after_a_second_signal_nothing_is_waited_for():
     assert exit_code == 129 and "was killed by SIGKILL" in err.splitlines()[-1]
 
 
-def test_what_has_not_ended_in_the_time_of_grace_is_killed():
-    with Launched(STUBBORN, "--grace", "0.2") as launched:
-        launched.started()
-        launched.process.send_signal(signal.SIGTERM)
-        exit_code, _, err = launched.finish()
-    assert exit_code == 143 and "at most 0.2 s" in err and "SIGKILL for process 0" in err
-
-
 def test_nothing_is_left_when_the_launcher_itself_is_killed():
     with Launched(STUBBORN) as launched:
         launched.started()

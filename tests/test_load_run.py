@@ -190,23 +190,3 @@ def test_exported_weights_are_those_of_the_summary_and_plain_flax_gives_their_lo
     is_plain_flax(ours, images, ours.predict(images))
     found = ours.evaluate()  # by programs that are better optimised than the run's
     assert found.loss == pytest.approx(summary["test_loss"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_transformer_comes_out_as_an_image_network_does(tmp_path):
-    run, file = tmp_path / "run", tmp_path / "w.safetensors"
-    text = tmp_path / "mine.txt"
-    text.write_text("\n".join(map(str, range(3000))))
-    flags = (
-        "--model transformer2x32 --K 2 --block-size 32 --train-size 64 --batch-size 32 --epochs 1 --dropout 0.1"
-        " --warmup-steps 0"
-    )
-    told = ("-m", "fdg_jax.experiments.language_model", *flags.split(), "--text", str(text))
-    answered(*told, "--run-dir", str(run))
-    moved = text.rename(tmp_path / "moved.txt")  # the text is needed to evaluate only
-    answered("-m", "fdg_jax.export", str(run), "--to", str(file))
-    both = f"[fdg_jax.load_run(w).evaluate(text=[{str(moved)!r}]).loss for w in ({str(run)!r}, {str(file)!r})]"
-    program, summary = f"import fdg_jax; print(*{both})", read(run / "summary.json")
-    assert answered("-c", program) == [f"{summary['test_loss']} {summary['test_loss']}"]
-    assert answered("-m", "fdg_jax.evaluate", str(file), "--text", str(moved))[1].startswith("test loss ")
-    assert fdg_jax.load_weights(file).about["parameters_sha256"] == summary["final_parameters_sha256"]

@@ -251,9 +251,3 @@ def test_a_bad_model_file_gets_a_sentence(own):
         own(text)
         with pytest.raises(BadInput, match=said):
             models.blocks("mine", 10)
-
-
-def test_blocks_that_do_not_fit_each_other_are_named(own):
-    own(GOOD.replace("jnp.concatenate(found, -1)", "jnp.concatenate([*found, jnp.ones((1, 1))], -1)"))
-    with pytest.raises(BadInput, match=r"block 2 \(Scores\) of the network cannot take .*; block 1 takes .* and gives"):
-        split.costs(models.blocks("mine", 10), IMAGES)

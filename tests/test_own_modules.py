@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, Part, batches, close, cross_entropy, fed, parts, pipeline, recipe
+from small import CLASSES, batches, close, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import Weighted
@@ -86,22 +86,6 @@ def test_integers_between_stages_go_to_disk_and_back(tmp_path):
         one.step(DATA[5])
         one.drain()
     assert again.state_sha256() == ours.state_sha256()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lift", [nn.remat, nn.jit])
-def test_lifted_modules_get_train_by_position(lift):
-    def trained(modules, start=None):
-        ours = pipeline(2, DATA[0], stages=modules, variables=start)
-        start = jax.device_get(ours.params)
-        ours.step(DATA[0])
-        ours.drain()
-        return start, jax.device_get(ours.params)
-
-    lifted = lift(Part, static_argnums=(2,))  # it is (self, x, train)
-    start, expected = trained([Part(12), Part(CLASSES)])
-    _, found = trained([lifted(12), lifted(CLASSES)], start)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), found, expected)  # other programs
 
 
 class Giving(nn.Module):
@@ -305,22 +289,6 @@ def test_a_preprocess_of_inputs_and_labels_trains_as_the_oracle_on_what_it_makes
     scores = jax.nn.log_softmax(ours.predict(X))
     assert ours.evaluate([(X, Y)]).loss == pytest.approx(-float(scores[np.arange(16), Y].mean()), rel=1e-5)
     assert ours.evaluate([(X, np.eye(CLASSES, dtype=np.float32)[Y])]).loss == ours.evaluate([(X, Y)]).loss
-
-
-@pytest.mark.slow
-def test_a_preprocess_of_labels_is_the_same_in_the_delay_line_in_windows_and_after_resume():
-    one, line, again = mixing(), mixing("delay-line"), mixing()
-    x, y = (np.concatenate(arrays) for arrays in zip(*DATA[:3], strict=True))
-    one.train(x, y, np.arange(48).reshape(3, 16))
-    again.restore(one.state())
-    for batch in DATA[:3]:
-        line.step(batch)
-    for ours in (one, line, again):
-        for batch in DATA[3:6]:
-            ours.step(batch)
-        ours.drain()
-    assert one.parameters_sha256() == line.parameters_sha256()
-    assert one.state_sha256() == again.state_sha256()
 
 
 @pytest.mark.slow

@@ -3,11 +3,6 @@
 What needs PyTorch is skipped without it: `make test REQUIREMENTS=requirements-peers.txt` runs it.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import jax
@@ -15,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import images_per_second
 from benchmarks.peers import sides as peers
 from fdg_jax import models, split
 from fdg_jax.data.sets import synthetic
@@ -23,9 +17,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.recipe import paper_sgd
 from fdg_jax.training.job import cross_entropy
 
-ROOT = Path(__file__).resolve().parent.parent
 COMMON = {"K": 2, "model": "resnet8", "batch_size": 8}
-pins_cores = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no pinning on this system")
 
 
 def parse(text, **changes):
@@ -65,29 +57,6 @@ def test_a_peer_without_pytorch_is_skipped_with_a_sentence_and_the_others_stay()
     assert [side.name for side in kept] == ["bp", "jax-shard-map"]
     (sentence,) = missing
     assert "torch is skipped" in sentence and "requirements-peers.txt" in sentence and "--python" in sentence
-
-
-def test_the_peers_interpreter_is_the_one_named_and_ours_stays_ours():
-    assert not peers.has(sys.executable, "a_package_that_is_not_there")
-    with mock.patch.object(peers, "has", lambda python, package: (python, package) == ("other", "torch")):
-        kept, missing = peers.available([parse("bp"), parse("torch"), parse("jax-shard-map")], "other")
-    assert [side.interpreter for side in kept] == ["", "other", ""]
-    assert not missing
-    with pytest.raises(BadInput, match="cannot be run"):
-        peers.available([parse("bp"), parse("torch")], "/nowhere/python")
-
-
-@pins_cores
-@pytest.mark.slow
-def test_plain_jax_data_parallel_is_compared_with_bp_and_pytorch_is_skipped_where_it_is_missing():
-    sides = ["bp", "jax-shard-map", *([] if peers.has(sys.executable, "torch") else ["torch"])]
-    short = ["--model", "resnet8", "--batch-size", "8", "--windows", "2", "--seconds", "0.1", "--json"]
-    command = [sys.executable, "-m", "benchmarks.images_per_second", *short, "--sides", *sides]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["side"] for row in rows] == ["bp", "jax-shard-map"]
-    assert ("Side torch is skipped" in done.stderr) == ("torch" in sides)
 
 
 # From here on with PyTorch.
@@ -149,16 +118,6 @@ def test_a_step_of_pytorchs_network_from_our_weights_ends_in_our_weights(model):
         np.testing.assert_allclose(after[name], value, rtol=loose, atol=loose, err_msg=name)
 
 
-@pytest.mark.parametrize(("model", "count"), [("resnet20", 269_722), ("wrn16_4", 2_748_890)])
-def test_pytorchs_network_has_exactly_as_many_parameters_as_ours(model, count):
-    torch_net, _ = torch_modules()
-    blocks = models.blocks(model, 10)
-    whole = split.init_whole(blocks, jax.random.key(0), jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32))
-    ours = sum(leaf.size for leaf in jax.tree.leaves(whole["params"]))
-    theirs = sum(p.numel() for block in torch_net.blocks(model, 10) for p in block.parameters())
-    assert theirs == ours == count
-
-
 def test_pytorchs_augmentation_is_ours_for_the_same_random_choices():
     _, torch_recipe = torch_modules()
     import torch
@@ -171,20 +130,3 @@ def test_pytorchs_augmentation_is_ours_for_the_same_random_choices():
     found = torch_recipe.augment(torch.from_numpy(images), *choices, data).permute(0, 2, 3, 1)
     # The same difference and product, but 1/std rounded once more: a few last bits of numbers up to 3.
     np.testing.assert_allclose(found.numpy(), augment.train_transform(data, 3)(images, 5), rtol=1e-6, atol=2e-6)
-
-
-@pins_cores
-@pytest.mark.slow
-@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores")
-def test_every_peer_is_compared_with_bp(capfd):
-    torch_modules()
-    sides = ["bp", "torch", "torch:threads=2", "torch-ddp", "torch-pipeline", "torch-pipeline:schedule=gpipe:split=2"]
-    sides += ["torch-pipeline:layout=contiguous", "torch:onednn=off:layout=contiguous"]
-    short = ["--model", "resnet8", "--batch-size", "8", "--windows", "2", "--seconds", "0.1", "--json"]
-    assert images_per_second.main([*short, "--sides", *sides]) == 0
-    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert [row["side"] for row in rows] == sides
-    assert {row["parameters"] for row in rows} == {rows[0]["parameters"]}
-    assert [len(row["cuts"]) for row in rows] == [0, 0, 0, 0, 1, 1, 1, 0]
-    assert rows[5]["cuts"] == [2]
-    assert all(row["images_per_second"] > 0 and row["busy_percent"] > 0 for row in rows)

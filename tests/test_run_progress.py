@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.report import report_page
 from fdg_jax.runs import run_files
-from fdg_jax.runs.progress import per_second
 from fdg_jax.training import lifecycle
 from fdg_jax.training.record import Diverged, Record
 
@@ -71,23 +69,6 @@ def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_
     assert [event["learning_rate"] for event in events] == [0.1, 0.1, 0.01]
     assert second.train_loss() == 3.5  # of the last 4 batches, an epoch's worth: 1, 2, 3, 8
     assert (second.step, second.units, second.sessions) == (7, 196, 2)
-
-
-def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
-    record = Record(examples=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
-    record.open(tmp_path, tensorboard=False)
-    record.entered(1, 32)
-    record.losses([Metrics(1, 1.0)])
-    assert record.speed.mean() is None
-    record.speed.timed_units, record.speed.timed_seconds = 32, 0.5
-    record.speed.forget()
-    record.entered(1, 32)
-    record.losses([Metrics(2, 1.0)])
-    record.close()
-    events = run_files.read_metrics(tmp_path / "metrics.jsonl")
-    assert [event["images_per_second"] for event in events] == [None, 64.0]
-    assert (per_second(None), per_second(1234.5)) == ("- images/s", "1,234 images/s")
-    assert ("images a second", "–") in report_page.cards({}, [events[0]], [], {})
 
 
 def test_tensorboards_curves_end_where_they_cannot_be_written_and_the_run_goes_on(tmp_path, capsys, monkeypatch):

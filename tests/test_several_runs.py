@@ -12,7 +12,7 @@ import pytest
 from fdg_jax import cli, sweep
 from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import cifar, imagenet
+from fdg_jax.experiments import cifar
 from fdg_jax.machine.signals import Signals
 
 STAND_IN = """
@@ -62,11 +62,6 @@ def test_every_combination_is_a_run_and_seeds_change_fastest():
     assert found[2].given == {"beta", "K", "seed", "epochs"}
 
 
-def test_values_with_commas_are_separated_by_semicolons_and_switches_have_two_values():
-    assert [one.options.split for one in combinations("--K 3 --sweep split=3,7;2,5")] == ["3,7", "2,5"]
-    assert [one.options.drain for one in combinations("--sweep drain=true,false")] == [True, False]
-
-
 @pytest.mark.parametrize("learning_rate", ["0.1", "0.123456789", "1e-05"])
 def test_a_run_is_started_with_exactly_its_options(learning_rate, tmp_path):
     told = f"--run-dir {tmp_path} --learning-rate {learning_rate} --no-drain --sweep train_size=7,None"
@@ -78,15 +73,6 @@ def test_a_run_is_started_with_exactly_its_options(learning_rate, tmp_path):
             learning_rate=float(learning_rate), drain=False, train_size=one.options.train_size,
             run_dir=str(tmp_path / one.name), resume="auto",
         )  # fmt: skip
-
-
-def test_a_default_of_another_command_is_not_taken_for_one_of_the_file(tmp_path):
-    (tmp_path / "a.toml").write_text("epochs = 300")
-    told = ["--config", str(tmp_path / "a.toml"), "--seeds", "0", "--run-dir", "x"]
-    asked = cli.read(told, imagenet.PROGRAM)
-    (one,) = sweep.combinations(asked, imagenet.PROGRAM)
-    started = sweep.command(one, tmp_path, imagenet.PROGRAM, asked.start)
-    assert cli.parse(started[2:], imagenet.PROGRAM)[0].epochs == 300
 
 
 REFUSED = {
@@ -157,12 +143,6 @@ def test_a_run_that_fails_is_not_compared_and_is_made_again(stand_in, capsys):
     assert capsys.readouterr().out.count(": started") == 1
 
 
-def test_a_sweep_of_an_earlier_version_is_refused(stand_in, capsys):
-    (stand_in / "beta1").mkdir(parents=True)
-    assert cifar.main(["--sweep", "beta=0.5,1", "--run-dir", str(stand_in)]) == 2
-    assert "is a run of an earlier version, whose directory is now called beta-1. Rename" in capsys.readouterr().err
-
-
 def test_what_is_swept_goes_before_a_file(tmp_path, capsys):
     (tmp_path / "a.toml").write_text("beta = 0.5\nepochs = 5")
     found = combinations(f"--config {tmp_path / 'a.toml'} --sweep beta=0.2,1")
@@ -209,11 +189,6 @@ def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="no such thing"):
         sweep.make_all([first, second], 2, Signals())
     assert [one.process.returncode for one in started] == [3]
-
-
-def test_two_values_that_would_share_a_directory_are_refused():
-    with pytest.raises(BadInput, match="as another one would"):
-        combinations("--sweep split=1/2;1:2")
 
 
 @pytest.mark.parametrize(("jobs", "told", "found"), [(1, None, "None"), (2, None, "false"), (2, "true", "true")])

@@ -233,20 +233,3 @@ def test_each_process_dispatches_its_own_stages():
 
 
 NAMES, FACTORS = st.sampled_from(methods.names()), st.fractions(Fraction(1, 9), 9, max_denominator=9)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=40)
-@given(name=NAMES, latency=WHOLE, slow=WHOLE, host=WHOLE, factor=FACTORS)
-def test_all_times_longer_by_a_factor_make_a_tick_longer_by_that_factor(name, latency, slow, host, factor):
-    def machine(c):
-        return alike(
-            link=Link(c * latency, c * slow),
-            run_ahead=2,
-            processes=(0, 0, 1),
-            host_seconds=lambda kind, k: c * host / 4,
-        )._replace(seconds=lambda kind, k: c * {"F": 1, "B": 2}.get(kind, 0))
-
-    one, scaled = (predict(methods.find(name).schedule(3), machine(c)) for c in (Fraction(1), factor))
-    assert scaled.seconds == factor * one.seconds
-    assert (scaled.utilisation, scaled.links, scaled.limiting) == (one.utilisation, one.links, one.limiting)

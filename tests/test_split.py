@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdg_jax import block_times, data, models, split
+from fdg_jax import block_times, models, split
 from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import convolution
@@ -200,27 +200,6 @@ def test_other_blocks_another_batch_machine_version_or_code_measure_anew(counted
         other = {what: "another"}
         monkeypatch.setattr(block_times, "conditions", lambda *case, other=other: {**conditions(*case), **other})
         assert known(BLOCKS, X) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [lambda text: text[:40], lambda text: "[1, 2]"], ids=["cut off", "a list"])
-def test_what_a_damaged_file_held_is_measured_anew(damage, counted, own_cache):
-    first = block_times.seconds(BLOCKS, X, device())
-    (path,) = own_cache.iterdir()
-    path.write_text(damage(path.read_text()))
-    assert block_times.seconds(BLOCKS, X, device()) == first
-    assert len(counted) == 2
-    assert block_times.seconds(BLOCKS, X, device()) == first  # it is whole again
-    assert len(counted) == 2
-
-
-@pytest.mark.slow
-def test_nothing_is_measured_where_it_was_not_asked_for(counted):
-    """A default run is cut the same on every machine."""
-    name, options = "balanced", Config(model="resnet8", K=2)
-    dataset = data.load("digits")
-    costs, cost = jobs.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
-    assert (cost, len(costs), counted) == ("FLOPs", 5, [])
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import signal
-import time
 
 import jax
 import numpy as np
@@ -188,44 +186,6 @@ def test_an_image_that_is_damaged_later_is_named_whoever_decodes_it(small, worke
     loader = Loader(TrainBatches(small, 4, seed=0), workers=workers)
     with loader, pytest.raises(Damaged, match=f"{os.path.basename(victim)} can't be decoded"):
         sha256(next(loader) for _ in range(3))
-
-
-def children() -> set[int]:
-    """Processes below this one."""
-    found = set()
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/children") as file:
-            found |= {int(word) for word in file.read().split()}
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
-def test_a_worker_leaves_signals_to_the_trainer_and_is_gone_after_close(small):
-    before = children()
-    with Loader(TrainBatches(small, 4, seed=0), workers=1) as loader:
-        next(loader)
-        for process in children() - before:
-            os.kill(process, signal.SIGINT)  # as a terminal does, and a batch system with SIGTERM
-            os.kill(process, signal.SIGTERM)
-        for _ in range(6):  # more than there were ready
-            next(loader)
-    deadline = time.monotonic() + 30
-    while named(children() - before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not named(children() - before)
-
-
-def named(processes) -> list[str]:
-    """Command lines, of those that are no helper of Python's own multiprocessing."""
-    lines = []
-    for process in processes:
-        try:
-            with open(f"/proc/{process}/cmdline") as file:
-                lines.append(file.read().replace("\0", " "))
-        except OSError:
-            continue
-    return [line for line in lines if line and "resource_tracker" not in line]
 
 
 def test_the_number_of_workers_follows_the_cores_a_wish_and_the_room(small, monkeypatch, capsys):

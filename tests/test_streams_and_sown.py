@@ -7,10 +7,9 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, batches, cross_entropy, fed, goes_on_exactly, mostly_slow, pipeline, recipe
+from small import CLASSES, batches, cross_entropy, fed, mostly_slow, pipeline, recipe
 
 import fdg_jax
-from fdg_jax import split
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.stages.functions import stream_key
@@ -132,18 +131,6 @@ def test_micro_batches_refuse_losses_sown_below_the_last_stage_and_take_those_of
         pipeline(2, DATA[0], stages=[Useless(1.0), nn.Dense(CLASSES)], method="gpipe")
 
 
-@pytest.mark.slow
-def test_a_network_that_is_cut_may_sow_and_ask_for_streams():
-    blocks = stages(3, sown=True)
-    ours = fdg_jax.Pipeline(blocks, cross_entropy, recipe(), split=[2]).init(jax.random.key(0), DATA[0])
-    ours.step(DATA[0])
-    whole = ours.export(whole=True)
-    assert set(whole) == {"params"}
-    y, seen = split.whole(blocks).apply(whole, X, train=False, mutable=["losses", "intermediates"])
-    np.testing.assert_allclose(y, ours.predict(X), rtol=0, atol=1e-6)  # one program rounds otherwise than two
-    assert len(jax.tree.leaves(seen["losses"])) == 9 and len(jax.tree.leaves(seen["intermediates"])) == 3
-
-
 class Latent(nn.Module):
     """Draws in training and in evaluation; its dropout is off in evaluation."""
 
@@ -231,15 +218,6 @@ def test_a_loss_that_draws_has_a_key_of_stage_K_new_in_every_step(engine):
     drawn = [stream_key(key_in_evaluation(key, n, 2), "loss") for n in (1, 2)]
     each = [noisy_loss(ours.predict(x), y, of) for (x, y), of in zip(DATA[:2], drawn, strict=True)]
     assert ours.evaluate(DATA[:2], key=key).loss == pytest.approx(float(sum(each)) / 2, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_loss_that_draws_is_the_same_in_the_delay_line_and_goes_on_in_flight():
-    one, line = drawing(stages=stages(2)), drawing("delay-line", stages=stages(2))  # stage K draws for itself, too
-    for ours in (one, line):
-        fed(ours, DATA[:4])
-    assert one.parameters_sha256() == line.parameters_sha256() and one.losses(wait=True) == line.losses(wait=True)
-    goes_on_exactly(drawing, DATA[:5], at=3)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
-from fdg_jax.data import download, files
+from fdg_jax.data import files
 from fdg_jax.data.sets import tiny_imagenet
 from fdg_jax.errors import BadInput
 from tests.cifar_files import arrays_of
@@ -95,13 +95,3 @@ def test_an_annotation_of_an_unknown_class_or_another_image_is_refused(written, 
     path.write_text(text.replace("val_2.JPEG", "val_9.JPEG"))
     with pytest.raises(BadInput, match=r"val_2\.JPEG is not listed in .*val_annotations\.txt"):
         data.load("tiny_imagenet", tmp_path / "data")
-
-
-def test_what_is_not_there_is_told_how_to_get(tmp_path, written):
-    with pytest.raises(download.Unavailable, match=r"isn't in .*default/tiny-imagenet-200.*cs231n.*--data-dir"):
-        data.load("tiny_imagenet")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match=r"it holds nothing\. Unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip"):
-        data.load("tiny_imagenet", tmp_path / "empty")
-    write_tiny_imagenet(tmp_path / "default")
-    assert len(data.load("tiny_imagenet").train_images) == 12

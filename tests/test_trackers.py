@@ -135,21 +135,3 @@ def test_a_client_that_cannot_begin_is_refused_and_one_that_is_not_there_is_name
     if importlib.util.find_spec("trackio") is None:
         with pytest.raises(BadInput, match=r"trackio is not installed here\. Install it with .* trackio"):
             trackers.check("wandb,trackio")
-
-
-def test_a_client_that_is_gone_at_a_resume_is_a_warning(run, capsys):
-    (run / "tracking.json").write_text(json.dumps(dict.fromkeys(trackers.CLIENTS, "id")))
-    missing = [name for name in trackers.CLIENTS if importlib.util.find_spec(name) is None]
-    found, _ = trackers.before(run)
-    assert found.keys() == trackers.CLIENTS.keys() - missing
-    assert capsys.readouterr().err.count("so its curves end") == len(missing)
-
-
-def test_the_real_mlflow_gets_the_curves(run, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}/mlflow.db")
-    found = trackers.opened("mlflow", run, CONFIG, resumed=False)
-    found.add(2, {"train/train_loss": 1.5})
-    found.finish(run, 0)
-    metrics = mlflow.MlflowClient(f"sqlite:///{run}/mlflow.db").get_run(found.clients["mlflow"].id).data.metrics
-    assert metrics["train/train_loss"] == 1.5

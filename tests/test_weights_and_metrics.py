@@ -276,16 +276,6 @@ def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):
         made(1, batches(1)[0], loss, stages=[nn.Dense(CLASSES)])
 
 
-@pytest.mark.slow
-def test_an_evaluation_may_weight_examples_where_training_weights_tokens():
-    x, _ = batches(1)[0]
-    ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: t.mean((y - t.labels)[..., 0] ** 2), recipe())
-    each, tokens = np.ones(len(x), np.float32), np.stack([x] * 3, 1)
-    labels = np.ones((len(x), 3), np.float32)
-    ours.init(jax.random.key(0), (tokens, Weighted(labels[..., None], np.ones_like(labels))))
-    assert np.isfinite(ours.evaluate([(tokens, Weighted(labels[..., None], each))]).loss)
-
-
 def unlabelled(outputs, labels):
     """An autoencoder's loss. outputs: (what came out, what went in)."""
     assert labels is None
@@ -325,24 +315,6 @@ def test_an_autoencoder_without_labels_is_the_oracle_goes_on_in_flight_and_is_ev
     assert found.error_percent is None and found.images == 4 * 16 + 5
     assert found.loss == pytest.approx(sum(squares) / (8 * found.images), rel=1e-5)
     assert one.first_nonfinite(data[0]) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["gpipe", "data_parallel", "dgl", "dni", "dfa", "fr"])
-def test_every_method_trains_without_labels_step_by_step_as_by_windows(method):
-    def fresh():
-        options = {"gpipe": {"micro_batches": 2}, "dni": {"conditional": False}}.get(method, {})
-        loss = lambda outputs, labels: jnp.mean(outputs**2) if labels is None else None  # noqa: E731
-        return made(2, (x[:6], None), loss, stages=[nn.Dense(12), nn.Dense(3)], method=method, **options)
-
-    x = batches(1)[0][0]
-    one, two = fresh(), fresh()
-    one.train(x, None, np.arange(12).reshape(2, 6))
-    for rows in (slice(6), slice(6, 12)):
-        two.step((x[rows], None))
-    assert one.state_sha256() == two.state_sha256() and np.isfinite(one.evaluate([(x, None)]).loss)
-    with pytest.raises(BadInput, match="indices 0 to 16 into 16 images: they must lie in all of them"):
-        one.train(x, None, np.array([[0, 16]]))
 
 
 def test_weights_without_labels_count_in_the_loss_and_in_evaluation():
@@ -386,32 +358,3 @@ def test_the_only_weights_in_a_tree_of_labels_count_as_those_around_all_labels(m
         two.step(outside)
     assert one.parameters_sha256() == two.parameters_sha256() and one.losses(wait=True) == two.losses(wait=True)
     assert one.evaluate(data) == two.evaluate(whole) and one.evaluate(data).images == 16 + 16 + 7
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_mean_by_the_only_weights_is_refused_where_batches_are_cut():
-    def mixed(outputs, labels):
-        of_class = labels["class"]
-        return of_class.mean(per_label(outputs, of_class.labels)) + jnp.mean(box_errors(outputs, labels))
-
-    mask = [(x, {**y, "class": y["class"]._replace(weights=y["class"].weights > 0)}) for x, y in boxes(1)]
-    for (batch,) in (boxes(1), mask):
-        with pytest.raises(BadInput, match=r"not the mean .* the weights if one part .* fdg_jax\.Weighted.* or use a"):
-            made(2, batch, mixed, method="gpipe", micro_batches=2)
-        made(2, batch, by_weight, method="gpipe", micro_batches=2)
-
-
-@pytest.mark.slow
-def test_several_weights_in_a_tree_of_labels_count_by_examples():
-    def loss(outputs, labels):
-        return labels["a"].mean(per_label(outputs, labels["a"].labels)) + labels["b"].mean(outputs[:, 0])
-
-    data = [(x, {"a": y, "b": Weighted(y.labels, y.weights[::-1])}) for x, y in examples(2, last=4)]
-    ours = made(1, data[0], loss, stages=[nn.Dense(CLASSES)])
-    ours.step(data[1])
-    each = [ours.evaluate([batch]).loss for batch in data]
-    assert ours.evaluate(data).loss == pytest.approx(np.average(each, weights=[16, 4]), rel=1e-6)
-    with pytest.raises(BadInput, match="the labels have no weights, at init they had weights"):
-        ours.evaluate([(data[0][0], {"a": data[0][1]["a"].labels, "b": data[0][1]["a"].labels})])
-    with pytest.raises(BadInput, match="is not the mean of those of its parts"):
-        made(2, data[0], loss, method="gpipe", micro_batches=2)

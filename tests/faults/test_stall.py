@@ -5,14 +5,11 @@ import time
 from functools import partial
 from threading import Event
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from small import batches, nothing_unfinished, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
 from fdg_jax.checkpoint import run_checkpoints
-from fdg_jax.engine.evaluate import Tally, evaluate
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.experiments import cifar
 from fdg_jax.runs.incidents import STALLS
@@ -159,19 +156,6 @@ def telling_of(monkeypatch, wanted) -> Event:
 
     monkeypatch.setattr(Watchdog, "tell", telling)
     return named
-
-
-def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
-    named, unfinished = telling_of(monkeypatch, lambda op: op.kind == "E"), UnfinishedOperations()
-
-    def run(x, _):
-        assert len(x) == 2 or named.wait(60)
-        return Tally(jnp.zeros(()), None, {}, jnp.float32(1), jnp.float32(1))
-
-    with Watchdog(unfinished, 0.1, tmp_path):
-        evaluate(run, [(x, x) for x in (np.zeros(2), np.zeros(3))], unfinished)
-    assert unfinished.oldest() is None
-    assert "the evaluation is compiling the program for its test batch 2, for" in capfd.readouterr().err
 
 
 @pytest.mark.slow
