@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import cross_entropy, jit, mostly_slow
+from small import cross_entropy, jit
 
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
@@ -107,7 +107,7 @@ def test_synthesizers_have_the_parameters_that_the_sources_layers_add_up_to(shap
     assert parameters(Synthesizer(10, conditional=True), y, truth) == total + 10 * 128 == conditional
 
 
-@pytest.mark.parametrize("shape", [(6, 5, 7, 4), (6, 11)])
+@pytest.mark.parametrize("shape", [pytest.param((6, 5, 7, 4), marks=pytest.mark.slow), (6, 11)])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameters(name, shape):
     head, y = HEADS[name](5), jnp.asarray(normal(1, *shape))
@@ -123,6 +123,7 @@ def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameter
             assert np.abs(grad).max() > 1e-4, path
 
 
+@pytest.mark.slow
 def test_channels_that_are_dead_send_back_zeros_and_not_nan():
     y = jnp.zeros((6, 5, 7, 8)).at[:3].set(1.0)  # half of the examples dead, half of them constant
     for shaped in (y, y[:, 0, 0]):
@@ -132,7 +133,8 @@ def test_channels_that_are_dead_send_back_zeros_and_not_nan():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-@pytest.mark.parametrize("name", mostly_slow(HEADS, "linear"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
 def test_the_tokens_of_a_sequence_are_examples_of_their_own(name):
     head, y, truth = HEADS[name](5), normal(0, 3, 4, 6), labels(12, 5)
     variables = variables_of(head, y, redrawn=True)

@@ -115,10 +115,3 @@ def test_a_pipeline_says_what_does_nothing(optimizer, options, said):
     for warning, words in zip(told, said, strict=True):
         assert words in str(warning.message)
         assert warning.filename == pipeline.__code__.co_filename
-
-
-def test_whoever_ignores_the_warning_does_not_wait_for_the_trial(monkeypatch):
-    monkeypatch.setattr("fdg_jax.checks.no_effect.divides_by_size", lambda *_: pytest.fail("it was tried"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoEffect)
-        pipeline(2, batches(1)[0], optimizer=optax.adam(1e-3), beta=0.5)

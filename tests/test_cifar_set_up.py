@@ -35,25 +35,7 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
     assert chosen("gpu", 1, method="bp", K=1, engine="delay-line") == ("delay-line", "")  # asked for: nothing to tell
 
 
-def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(monkeypatch):
-    from fdg_jax.training import job as jobs
-
-    plain = "--xla_cpu_multi_thread_eigen=false"
-    for cores, before, resumed, then in (
-        (1, {}, None, plain),
-        (1, {"XLA_FLAGS": "--xla_dump_to=x"}, None, f"--xla_dump_to=x {plain}"),
-        (1, {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}, None, "--xla_cpu_multi_thread_eigen=true"),
-        (2, {}, None, None),
-        (1, {}, {"xla_flags": None}, None),
-        (2, {}, {"xla_flags": plain}, plain),
-    ):
-        environment = dict(before)
-        monkeypatch.setattr(jobs.facts, "usable_cores", lambda cores=cores: cores)
-        monkeypatch.setattr(jobs.os, "environ", environment)
-        jobs.prepare_cpu(resumed)
-        assert environment.get("XLA_FLAGS") == then
-
-
+@pytest.mark.slow
 def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
     from fdg_jax import data
     from fdg_jax.training.job import load_data

@@ -17,7 +17,6 @@ from small import (
     close,
     fed,
     goes_on_exactly,
-    leaves,
     mostly_slow,
     parts,
     pipeline,
@@ -105,7 +104,7 @@ OTHERWISE = {"order": "forward-first", "accumulate": 2}
 
 
 @pytest.mark.parametrize(("correct", "asked"), [
-    *[(correct, {}) for correct in ("anticipate", "t2")],
+    ("anticipate", {}), pytest.param("t2", {}, marks=pytest.mark.slow),
     *[pytest.param(correct, OTHERWISE, marks=pytest.mark.slow) for correct in (*EVERY, *VARIANTS)],
 ])  # fmt: skip
 def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, asked):
@@ -132,9 +131,9 @@ def test_a_scan_agrees_up_to_rounding(correct):
     assert one.staleness == other.staleness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("correct", "engine"), [
-    ("anticipate", "delay-line"), pytest.param("gap_aware,anticipate,rate", "scan", marks=pytest.mark.slow),
-    *[pytest.param(correct, "pipeline", marks=pytest.mark.slow) for correct in EVERY],
+    ("anticipate", "delay-line"), ("gap_aware,anticipate,rate", "scan"), *((correct, "pipeline") for correct in EVERY),
 ])  # fmt: skip
 def test_a_resumed_run_is_the_same_run(correct, engine):
     goes_on_exactly(lambda: pipeline(3, DATA[0], engine=engine, **ASKED, **options_of(correct)), DATA, at=7)
@@ -205,15 +204,6 @@ def test_after_a_drain_a_prediction_begins_anew(correct):
     for batch in DATA[5:11]:
         made.step(batch)
     assert any(map(np.any, remembered()))
-
-
-@pytest.mark.slow
-def test_parameters_of_bfloat16_are_corrected_too():
-    stages = [nn.Dense(width, param_dtype=jnp.bfloat16) for width in (12, CLASSES)]
-    made = pipeline(2, DATA[0], stages=stages, correct="gap_aware,dc_asgd,anticipate", **ASKED)
-    for batch in DATA[:6]:
-        made.step(batch)
-    assert all(leaf.dtype == jnp.bfloat16 and np.isfinite(np.float32(leaf)).all() for leaf in leaves(made.params))
 
 
 def test_several_corrections_act_one_after_the_other_and_each_remembers_its_own():

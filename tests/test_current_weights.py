@@ -82,7 +82,7 @@ class FlaxNorm(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [
-    LONG(layers.BatchNorm()), nn.PReLU(), FlaxNorm(), LONG(nn.WeightNorm(nn.Dense(8))), Scaled(),
+    LONG(layers.BatchNorm()), nn.PReLU(), LONG(FlaxNorm()), LONG(nn.WeightNorm(nn.Dense(8))), Scaled(),
 ], ids=lambda layer: type(layer).__name__)  # fmt: skip
 def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_through_old_ones(layer):
     """A closure of the old weights that is given new ones: of a layer that is let pass, dx is what the new weights
@@ -143,6 +143,7 @@ class Everything(nn.Module):
         return nn.Dropout(0.5, deterministic=not train)(x * nn.sigmoid(nn.Dense(8)(x)))
 
 
+@pytest.mark.slow
 def test_current_weights_take_activations_gates_and_dropout():
     stages = [Everything(), nn.Dense(5)]
     fdg_jax.Pipeline(stages, cross_entropy, recipe(), weights="current").init(jax.random.key(0), DATA[0])

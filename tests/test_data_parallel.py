@@ -66,6 +66,7 @@ def test_without_batch_norm_it_is_backprop_for_any_batch_size(K):
     train_the_same(ours, true, data)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_spread_is_augmented_where_its_images_are():
     images, place = np.zeros((8, 16, 16, 3), np.uint8), replica_places(jax.devices()[:2])[0]
     transform = jax.jit(train_transform(digits.load()._replace(flip=True), 0))

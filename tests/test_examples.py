@@ -167,7 +167,7 @@ def loss(logits, labels):
     [
         pytest.param(1, {}, {}, marks=pytest.mark.slow),
         pytest.param(3, {}, {}, marks=pytest.mark.slow),
-        (3, {"beta": 0.5}, {"beta": 0.5}),
+        pytest.param(3, {"beta": 0.5}, {"beta": 0.5}, marks=pytest.mark.slow),
         pytest.param(4, {"ahead": True}, {"correct": "anticipate", "prediction": "last"}, marks=pytest.mark.slow),
     ],
 )

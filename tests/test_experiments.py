@@ -3,12 +3,7 @@
 No training happens here: run directories are made up, and a few lines of Python stand in for the training command.
 """
 
-import contextlib
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +13,7 @@ import experiments
 from experiments import __main__ as overview
 from experiments import cifar10_short
 from experiments.harness import result_files, run_table, table_command
-from experiments.harness.run_table import RESULTS, ROOT
+from experiments.harness.run_table import RESULTS
 from fdg_jax import cli, sweep
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS
@@ -152,27 +147,3 @@ def test_a_refusal_stops_the_others_and_a_failure_does_not(tmp_path, stand_in, c
     stand_in(code=code)
     assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == code
     assert capsys.readouterr().out.count(said) == times
-
-
-@pytest.mark.slow
-def test_a_signal_is_handed_on_once_and_nothing_more_is_started(tmp_path, stand_in):
-    stand_in(seconds=60)
-    code = (
-        "import sys; from pathlib import Path; from experiments.harness import table_command as t\n"
-        "from experiments import cifar10_short as c\n"
-        "t.command = lambda run, data, path, resume=False: sys.argv[2:-1] + [path]\n"
-        "sys.exit(t.run_missing(c.RUNS, Path(sys.argv[1]), None, 1))"
-    )
-    told = ["python", "-c", STAND_IN, json.dumps(config(TABLE.runs[0])), "60", "0", "last"]
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *told], cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "bp" / "ready").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 128 + signal.SIGTERM
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    assert (tmp_path / "bp" / "checkpointed").exists()
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["bp"]

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from fdg_jax import methods
-from fdg_jax.errors import BadInput
 from fdg_jax.explorer import choices, figure, measured, page, quadratic, tables, timeline, trace
 from fdg_jax.explorer.choices import Times, Variant
 from fdg_jax.schedule import __main__ as command
-from fdg_jax.schedule import bp, ideal
+from fdg_jax.schedule import ideal
 from fdg_jax.schedule.running import trace_run
 from fdg_jax.schedule.simulator import predict
 
@@ -91,6 +90,7 @@ def test_times_are_the_simulators_for_every_choice_up_to_2_stages_and_for_many_b
     check_times(data, [(variant, K, at) for variant in VARIANTS for at in asked])
 
 
+@pytest.mark.slow
 def test_a_barrier_between_ticks_costs_what_the_papers_table_2_says(data):
     K, lengths = 3, ideal.Time(Fraction(3), Fraction(6), Fraction(1, 2))
     for variant in VARIANTS:
@@ -104,6 +104,7 @@ def test_a_barrier_between_ticks_costs_what_the_papers_table_2_says(data):
     assert data["schedules"]["fdg,backward-first,1 3"]["barrier"][1] == 3
 
 
+@pytest.mark.slow
 def test_methods_whose_gradients_are_not_bps_are_named(data):
     found = {method["name"]: method for method in data["methods"]}
     others = {name: method["bp"] for name, method in found.items() if method["bp"] != "always"}
@@ -111,17 +112,10 @@ def test_methods_whose_gradients_are_not_bps_are_named(data):
     assert {name for name, method in found.items() if method["auxiliary"]} == {"dgl", "dni"}
 
 
-def test_a_wrong_schedule_of_a_file_of_ones_own_is_named(monkeypatch):
-    wrong = methods.find("bp")._replace(name="mine", schedule=lambda K: bp(K)._replace(delays=(7,) * K))
-    monkeypatch.setattr(choices, "everything", lambda: [(wrong, [Variant(wrong, {})])])
-    with pytest.raises(BadInput, match=r"methods/mine\.py: with K=1 its schedule is wrong: .*has staleness") as raised:
-        tables.tables()
-    assert "take it away" in str(raised.value)
-
-
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_asks_for_nothing(data, monkeypatch):
     monkeypatch.setattr(page, "tables", lambda start: {**data, "start": start})
     made = page.page({"method": "fdg", "K": 3})

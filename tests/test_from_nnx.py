@@ -157,26 +157,6 @@ def test_blocks_of_nnx_are_cut_and_are_parts_of_linen_modules():
     np.testing.assert_allclose(y, ours.predict(X), **CLOSE)
 
 
-@pytest.mark.slow
-def test_losses_that_nnx_modules_sow_are_minimised_and_what_else_they_sow_is_dropped():
-    class Sowing(nnx.Module):
-        def __init__(self, scale):
-            self.w, self.scale = nnx.Param(jnp.ones(3)), scale
-
-        def __call__(self, x):
-            self.sow("losses", "w", self.scale * jnp.sum(self.w.get_value() ** 2))
-            self.sow(nnx.Intermediate, "x", x)
-            return x
-
-    ends = []
-    for scale in (0.0, 1.0):
-        ours = made([from_nnx(Sowing, scale), nn.Dense(CLASSES)], "bp", optimizer=optax.sgd(0.1))
-        ours.step(DATA[0])
-        assert set(ours.params[0]) == {"params"}
-        ends.append(np.asarray(ours.params[0]["params"]["w"]))
-    np.testing.assert_allclose(ends, [[1.0] * 3, [0.8] * 3], rtol=1e-6)  # one rounding
-
-
 class Stubborn(nnx.Module):
     """Does not heed module.eval()."""
 

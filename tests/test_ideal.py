@@ -1,8 +1,6 @@
 """Tables 1 and 2 are derived; here they are compared with the printed ones, as exact fractions."""
 
-import io
 import re
-from contextlib import redirect_stderr, redirect_stdout
 from fractions import Fraction
 from itertools import pairwise
 
@@ -10,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdg_jax import corrections, methods
-from fdg_jax.methods import __main__ as command
+from fdg_jax import methods
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import Op
 from fdg_jax.schedule.ideal import ZERO, Locks, Time, duration, formula, free_time, locks, tick_time
@@ -27,7 +24,6 @@ PRINTED = {
     "fdg": "(Tf+Tb)/K",
 }
 LOCKINGS = {"ddg": True, "fr": True, "dni": False, "dgl": False, "fdg": False}
-AUXILIARY_NETWORKS = {"ddg": False, "fr": False, "dni": True, "dgl": True, "fdg": False}
 
 
 def read(text, K=1):
@@ -154,42 +150,3 @@ def test_a_schedule_that_was_locked_on_purpose_is_found_locked():
     validate(drawn_together, 4 * K)
     assert locks(drawn_together) == Locks(True, False, False, True)
     assert tick_time(drawn_together, methods.find("fdg").cost) == read("Tf + Tb/K", K)
-
-
-def table(text, title):
-    """{method: its cells, the name first} of a printed table, which ends at an empty line."""
-    body = text.split(title)[1].split("\n\n")[1]
-    head, *lines = [re.split(r"  +", line) for line in body.splitlines()]
-    assert {len(line) for line in lines} == {len(head)}
-    return {line[0]: line for line in lines}
-
-
-@pytest.fixture(scope="module")
-def printed():
-    """What the command prints for ResNet-20 at K=3, its default."""
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        assert (command.main([]), err.getvalue()) == (0, "")
-    return out.getvalue()
-
-
-@pytest.mark.slow
-def test_the_command_prints_both_tables_for_every_method(printed):
-    first, second = table(printed, "Table 1"), table(printed, "Table 2")
-    assert list(first) == list(second) == methods.names()
-    answers = {True: "Yes", False: "No"}
-    for name in LOCKINGS:
-        assert (first[name][4], first[name][5]) == (answers[LOCKINGS[name]], answers[AUXILIARY_NETWORKS[name]])
-    assert first["fdg"][7:] == ["4", "3 1 0", "3"]  # stashes of stage 1, 2(K-k); one less of staleness and old weights
-    assert (first["ddg"][7:], first["fr"][7:]) == (["2", "2 1 0", "2"], ["2", "2 1 0", "0"])
-    third = table(printed, "Table 3")
-    assert list(third) == corrections.names()
-    assert third["anticipate"][1:] == ["forward weights", "1", "1", "0"]
-    assert third["dc_asgd"][1:] == ["gradient", "0", "0", "staleness"]
-    assert third["rate"][1:] == ["update", "0", "0", "0"]
-    for name, text in PRINTED.items():
-        assert second[name][1] == text.replace("K", "3")
-    assert second["ddg"][2:] == ["1.80", "(Tf+Tb)/3", "3.00"]
-    assert second["fr"][2:] == ["1.50", "(2Tf+Tb)/3", "2.25"]
-    notes = printed.split("\n\n")[-1].splitlines()
-    assert len(notes) <= 13 and max(map(len, printed.splitlines())) <= 120
-    assert any("ddg" in line and "out of step" in line for line in notes)

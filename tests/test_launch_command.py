@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -11,7 +9,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from launched import CHILD, ROOT, Launched
+from launched import Launched
 
 from fdg_jax.launch import Printer, main, shares, stages_of
 from fdg_jax.transport import devices
@@ -66,15 +64,6 @@ def test_lines_are_whole_however_they_arrive(arrived, expected, tmp_path):
         assert out.read() == b"".join(b"[0] " + line + b"\n" for line in expected)
 
 
-def test_processes_go_on_without_a_reader_of_their_output(tmp_path):
-    code = f"for n in range(30): print('x' * 9000, flush=True); time.sleep(0.005)\nopen(f'{tmp_path}/{{me}}', 'w')"
-    script = '"$0" -m fdg_jax.launch --processes 2 -- -c "$1" | head -1; exit ${PIPESTATUS[0]}'
-    words = ["bash", "-c", script, sys.executable, CHILD + code]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
-
-
 # Cores, and what is refused
 
 
@@ -87,15 +76,6 @@ def test_processes_go_on_without_a_reader_of_their_output(tmp_path):
 )  # fmt: skip
 def test_cores_are_shared_out_as_evenly_as_possible(processes, cores, expected):
     assert [list(share) for share in shares(processes, cores)] == expected
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin a process")
-def test_processes_are_pinned_and_told_where_they_share_a_core():
-    core = max(os.sched_getaffinity(0))
-    with Launched("print(os.sched_getaffinity(0))", "--cores", str(core), count=2) as launched:
-        exit_code, out, err = launched.finish()
-    assert exit_code == 0 and sorted(out.splitlines()) == [f"[{me}] {{{core}}}" for me in range(2)]
-    assert err == "2 processes share 1 cores in turns; they will be slower.\n"
 
 
 @pytest.mark.parametrize(

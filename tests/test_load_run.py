@@ -117,16 +117,6 @@ def test_the_checkpoint_that_is_asked_for_is_found(run):
     assert load_run.chosen(run, "best") == (12, False)
 
 
-def test_the_best_may_be_the_end_of_the_run_where_batches_in_flight_have_been_used(run):
-    line = {"step": 24, "epoch": 3.0, "test_loss": 1.0, "test_error_percent": 10.0}
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert load_run.chosen(run, "best") == (24, False)  # not finished: a checkpoint like any other
-    summary = {"steps": 24, "epochs": 3.0, "test_error_percent": 10.0, "seconds": 1.0, "final_parameters_sha256": "0"}
-    (run / "summary.json").write_text(json.dumps(summary))
-    assert load_run.chosen(run, "best") == (24, True)
-
-
 @pytest.mark.parametrize(("main", "words", "fact"), [
     (evaluate.main, ["none"], "none holds no run (config.json is not there)"),
     (evaluate.main, ["run", "--checkpoint", "9"], "run has no checkpoint after batch 9"),

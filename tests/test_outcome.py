@@ -156,7 +156,7 @@ def test_weights_go_to_a_file_and_into_another_cut(trained, tmp_path):
     variables, about = fdg_jax.load_weights(file)
     assert about["parameters_sha256"] == trained.parameters_sha256()
     assert (about["classes"], about["note"]) == ("5", "small")
-    again = cut(4, variables)
+    again = cut(1, variables)
     assert again.parameters_sha256() == trained.parameters_sha256()
     np.testing.assert_array_equal(again.predict(X), trained.predict(X))
 
@@ -215,23 +215,6 @@ def test_arrays_of_every_dtype_come_back_from_a_file(tmp_path):
     assert jnp.array_equal(found["others"]["keys"], jax.random.split(KEY_OF_TODAY, 2))
     with pytest.raises(BadInput, match=r"params/name is <U3\[1\]: a file holds numbers, bools and random keys only"):
         fdg_jax.save_weights(file, {"params": {"name": np.asarray(["abc"])}})
-
-
-def test_a_header_holds_what_json_holds_and_never_what_makes_the_file_unreadable(tmp_path):
-    file, variables = tmp_path / "w", {"params": {"kernel": X}}
-    fdg_jax.save_weights(file, variables, {"rate": np.float32(0.5), "sizes": (1, 2), "none": None})
-    assert fdg_jax.load_weights(file).about.items() >= {"rate": "0.5", "sizes": "[1, 2]", "none": "null"}.items()
-    before = file.read_bytes()
-    for name, value, said in [
-        ("format", "pt", "'format' is written by this library"),
-        ("rate", float("nan"), "entry 'rate' cannot be written: Out of range float"),
-        ("key", KEY, "entry 'key' cannot be written"),
-    ]:
-        with pytest.raises(BadInput, match=said):
-            fdg_jax.save_weights(file, variables, {name: value})
-    with pytest.raises(BadInput, match=r"one Flax dictionary, not a list\. Give pipeline\.export\(whole=True\)"):
-        fdg_jax.save_weights(file, [variables])  # type: ignore[arg-type]
-    assert file.read_bytes() == before
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from flax import nnx
 from small import cross_entropy, recipe
 
 import fdg_jax
-from fdg_jax import block_times, models, split
+from fdg_jax import models, split
 from fdg_jax.errors import BadInput
 
 KEY = jax.random.PRNGKey(0)
@@ -55,16 +55,6 @@ def test_blocks_with_and_without_train_and_dropout_train_together():
     whole = ours.export(whole=True)
     expected = jax.jit(lambda v, x: split.whole(BLOCKS).apply(v, x, False))(whole, X)
     np.testing.assert_array_equal(ours.predict(X), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
-def test_a_measured_cut_balances_the_times_of_this_device(monkeypatch):
-    seen = []
-    monkeypatch.setattr(block_times, "measure", lambda blocks, x, device: seen.append(x.shape) or [9, 1, 1, 1, 1, 1])
-    ours = made(split="measured", K=2)
-    assert ours.cuts == (1,)
-    assert seen == [(16, 4)]  # with the batches of the training
 
 
 SENSELESS = [

@@ -14,7 +14,6 @@ import pytest
 from small import CLASSES, batches, close, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
-from fdg_jax import Weighted
 from fdg_jax.checkpoint import folder
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
@@ -160,6 +159,7 @@ def test_an_optimizer_with_a_random_key_in_its_state_goes_on_exactly():
     assert {np.asarray(value).dtype.kind for value in ours.state().values()} <= set("fiu")
 
 
+@pytest.mark.slow
 def test_a_collection_of_the_modules_own_is_carried_and_evaluation_leaves_it_alone():
     ours = stepped(4, stages=[Counting(), KeyKeeping()])
     before = ours.state_sha256()
@@ -291,19 +291,6 @@ def test_a_preprocess_of_inputs_and_labels_trains_as_the_oracle_on_what_it_makes
     assert ours.evaluate([(X, np.eye(CLASSES, dtype=np.float32)[Y])]).loss == ours.evaluate([(X, Y)]).loss
 
 
-@pytest.mark.slow
-def test_labels_that_preprocess_spoils_are_found_and_weights_that_it_makes_count_in_micro_batches():
-    def weighing(x, y, step):
-        return x, Weighted(y, jnp.where(step == 2, jnp.nan, jnp.arange(len(y), dtype=jnp.float32)))
-
-    loss = lambda out, y: y.mean(optax.softmax_cross_entropy_with_integer_labels(out, y.labels))  # noqa: E731
-    by = [mixing(loss=loss, preprocess=weighing, method=method) for method in ("bp", "gpipe")]
-    assert by[0].first_nonfinite(DATA[0]) is None and by[0].first_nonfinite(DATA[0], step=2) == (2, "loss")
-    for ours in by:
-        ours.step(DATA[0])
-    close(by[0].params, by[1].params, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(("preprocess", "said"), [
     (lambda x: x, r"preprocess is a function of 1 arguments, not preprocess\(inputs, step\) or preprocess\("),
     (lambda *batch: batch, r"preprocess is the function <lambda>, not preprocess\(inputs, step\) or"),
@@ -314,8 +301,3 @@ def test_labels_that_preprocess_spoils_are_found_and_weights_that_it_makes_count
 def test_a_preprocess_that_is_none_or_makes_what_does_not_fit_is_refused(preprocess, said):
     with pytest.raises(BadInput, match=said):
         mixing(preprocess=preprocess)
-
-
-def test_an_argument_of_preprocess_that_has_a_default_keeps_it():
-    scaled = lambda x, step, scale=2.0: x * scale  # noqa: E731
-    assert mixing(preprocess=scaled).step(DATA[0]) is None

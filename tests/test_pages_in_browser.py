@@ -12,7 +12,7 @@ import pytest
 
 from experiments.harness.run_table import Run
 from fdg_jax import methods
-from fdg_jax.explorer import choices, page, quadratic, timeline
+from fdg_jax.explorer import choices, page, timeline
 from fdg_jax.explorer.choices import Times
 from fdg_jax.report import report_page
 from fdg_jax.runs import incidents
@@ -143,29 +143,6 @@ def test_the_batches_that_a_stage_keeps_are_those_of_the_schedule(shown, name):
             last = {op.batch: op.end for op in own if op.kind != "F"}
             there = [op.batch for op in own if op.kind == "F" and op.end <= now and last.get(op.batch, now + 1) > now]
             assert kept[k - 1] == (" ".join(map(str, there)) or "none")
-
-
-def test_the_playground_trains_as_the_recurrence_does_and_knows_its_limits(shown):
-    for late, momentum in ((0, 0.0), (3, 0.0), (3, 0.9), (7, 0.5)):
-        limit = quadratic.stability_limit(late, momentum)
-        for rate in (0.97 * limit, 1.03 * limit):
-            w, v = [1.0], 0.0
-            for t in range(400):
-                v = momentum * v + (w[t - late] if t >= late else 1.0)
-                w.append(w[t] - rate * v)
-            got = shown.run("return trained(...arguments)", late, rate, momentum, 400)
-            assert got == pytest.approx(w, rel=1e-9, abs=1e-9)
-            assert (max(map(abs, got[-60:])) < max(map(abs, got[:60]))) == (rate < limit)
-    shown.run(chromium.SET, [("K", 4), ("momentum", 1)])
-    limits = shown.run("return [...document.querySelectorAll('.stage')].map((b) => Number(b.dataset.limit))")
-    stale = methods.find("fdg").schedule(4).staleness
-    assert limits == pytest.approx([quadratic.stability_limit(n, quadratic.MOMENTA[1]) for n in stale], abs=1e-6)
-    words = "return [...document.querySelectorAll('.stage')].map((b) => b.textContent.split(': ')[1])"
-    rate = shown.run("return rateAt(game.rate)")
-    assert shown.run(words) == ["grows" if rate > limit else "settles" for limit in limits]
-    shown.run(chromium.SET, [("beta", 5)])
-    shrunk = [rate * 0.5 ** (4 - k) for k in range(1, 5)]
-    assert shown.run(words) == ["grows" if r > limit else "settles" for r, limit in zip(shrunk, limits, strict=True)]
 
 
 def test_a_name_that_holds_html_stays_text(shown):

@@ -2,12 +2,11 @@
 
 import itertools
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CLASSES, batches, goes_on_exactly, mostly_slow, pipeline
+from small import batches, mostly_slow, pipeline
 
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
@@ -177,13 +176,3 @@ def test_sums_lines_and_questions_in_flight_are_told_right(options, n):
     ours, again = stepped(n, **options), pipeline(3, DATA[0], **options)
     again.restore(ours.state())
     assert again.state_sha256() == ours.state_sha256()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [
-    {}, {"engine": "delay-line", "accumulate": 2},
-    {"engine": "scan"}, {"method": "dgl"},
-], ids=str)  # fmt: skip
-def test_the_average_of_the_weights_goes_on_exactly(options):
-    stages = [nn.Dense(12), nn.Dense(CLASSES)]
-    goes_on_exactly(lambda: pipeline(2, DATA[0], stages=stages, ema=0.9, **options), DATA, 5)

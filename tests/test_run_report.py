@@ -63,16 +63,6 @@ def test_the_learning_rates_marked_are_those_of_the_schedule(changed):
     np.testing.assert_allclose(marked, true, rtol=1e-6)  # the schedule's are float32
 
 
-def test_a_change_of_the_learning_rate_is_marked_where_it_begins_as_far_as_the_run_has_come():
-    train = [{"epoch": x, "train_loss": 1.0, "learning_rate": 0.1} for x in (1.0, 4.5, 5.0)]
-    made = {chart.title: chart for chart in curves.charts(told(warmup="on"), train, [])}
-    assert made["Training loss"].marks == [0.1, 4.0]  # the next is at 6
-    assert made["Learning rate"].lines[0].middle == [(0.0, 0.01), (0.1, 0.1), (4.0, 0.01), (5.0, 0.01)]
-    assert not made["Images/s"].lines
-    cosine = {chart.title: chart for chart in curves.charts(told(lr_schedule="cosine"), train, [])}
-    assert cosine["Learning rate"].lines[0].middle == [(x, 0.1) for x in (1.0, 4.5, 5.0)]
-
-
 @pytest.mark.parametrize(("method", "K"), [
     ("fdg", 1), ("fdg", 3), ("fdg", 9), ("bp", 3), ("gpipe", 3), ("dni", 3), ("data_parallel", 2),
 ])  # fmt: skip
@@ -85,19 +75,6 @@ def test_the_schedule_is_drawn_and_its_lateness_is_the_schedules(method, K):
     if drawn:
         assert all(f">F{batch}<" in drawn for batch in (1, 2, 3) if method != "gpipe") and f">stage {K}<" in drawn
         assert (f"{max(late)} update{'s' * (max(late) > 1)} late. The numbers count them." in drawn) is (max(late) > 0)
-
-
-def test_options_are_those_that_the_run_has():
-    fdg = options_part.of_run(told(method="fdg"))
-    assert {"beta", "order", "accumulate"} <= fdg.keys()
-    assert not {"micro_batches", "aux", "scale", "prediction", "b2", "warmup_steps", "text", "tied", "resume"} & {*fdg}
-    gpipe = options_part.of_run(told(method="gpipe", optimizer="adamw", lr_schedule="cosine"))
-    assert {"micro_batches", "b2", "warmup_steps"} <= gpipe.keys() and not {"beta", "order", "warmup"} & gpipe.keys()
-    assert "beta" in options_part.of_run(told(method="ddg", correct="shrink"))
-    corrected = options_part.of_run(told(correct="rate, shrink , anticipate"))
-    assert {"beta", "anneal_updates", "prediction"} <= corrected.keys()
-    default = told()
-    assert {"method", "K"} <= options_part.chosen({**default, "asked": default}).keys()
 
 
 @pytest.mark.parametrize("words", [

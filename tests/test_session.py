@@ -127,14 +127,6 @@ def test_settings_that_change_what_is_trained_are_told_in_a_new_run_and_refused_
     assert err.startswith("warning: ") and err.count("\n") == 1
 
 
-def test_settings_that_change_last_bits_are_told_in_a_run_that_goes_on(monkeypatch, capsys):
-    other = {**jax_settings.DEFAULTS, "jax_optimization_level": "O0"}
-    monkeypatch.setattr(jax_settings, "current", lambda: other)
-    jax_settings.check_resumed({"jax_settings": jax_settings.DEFAULTS})
-    err = capsys.readouterr().err
-    assert "jax_optimization_level is 'O0', was 'UNKNOWN'. The last bits may differ" in err
-
-
 @pytest.mark.slow
 def test_a_run_that_goes_on_has_the_devices_it_began_with_whatever_the_environment_asks_for():
     code = (

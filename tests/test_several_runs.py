@@ -5,15 +5,12 @@ with: tests/faults/test_sweep.py.
 """
 
 import json
-import time
 
 import pytest
 
 from fdg_jax import cli, sweep
 from fdg_jax.config import Config
-from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
-from fdg_jax.machine.signals import Signals
 
 STAND_IN = """
 import json, sys
@@ -162,44 +159,3 @@ def test_swept_optimizers_and_methods_have_their_own_values_and_not_those_of_the
     ]  # fmt: skip
     fdg, bp = combinations(f"{told} method=fdg,bp K=1")
     assert (fdg.options.beta, bp.options.beta) == (0.5, 1.0) and "beta" in fdg.given - bp.given
-
-
-def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
-
-    def refused():
-        raise BadInput("no such thing")
-
-    code = (
-        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); print('up', flush=True); "
-        "signal.pause()"
-    )
-    first = sweep.Planned("first", tmp_path / "first.log", lambda: (["-c", code], "started"))
-    second = sweep.Planned("second", tmp_path / "second.log", refused)
-    started, start = [], sweep.start
-
-    def noted(*arguments):
-        started.append(start(*arguments))
-        while "up" not in (tmp_path / "first.log").read_text():
-            time.sleep(0.01)
-        return started[-1]
-
-    monkeypatch.setattr(sweep, "start", noted)
-    monkeypatch.setattr(sweep, "cores_for", lambda jobs: [None] * jobs)
-    with pytest.raises(BadInput, match="no such thing"):
-        sweep.make_all([first, second], 2, Signals())
-    assert [one.process.returncode for one in started] == [3]
-
-
-@pytest.mark.parametrize(("jobs", "told", "found"), [(1, None, "None"), (2, None, "false"), (2, "true", "true")])
-def test_runs_beside_each_other_leave_gpu_memory_to_the_others_unless_told_otherwise(
-    jobs, told, found, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    if told:
-        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", told)
-    asks = "import os; print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))"
-    planned = sweep.Planned("one", tmp_path / "one.log", lambda: (["-c", asks], "started"))
-    with Signals() as signals:
-        assert sweep.make_all([planned], jobs, signals) == 0
-    assert sweep.last_line(planned.log) == found

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fdg_jax import block_times, models, split
 from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
-from fdg_jax.layers import convolution
 from fdg_jax.machine import kept_times
 from fdg_jax.training import job as jobs
 from fdg_jax.training import opening
@@ -92,16 +91,6 @@ def test_balanced_costs_are_flops_of_the_forward_pass_without_running_it():
     # the multiplications with padding (4%), norms and relus add a little.
     assert costs[2] == pytest.approx(2 * 2 * 9 * 64 * 64 * 32 * 32, rel=0.06)
     assert split.parse("balanced", "wrn16_4", 2, 8) == split.balanced(costs, 2)
-
-
-@pytest.mark.slow
-def test_on_a_gpu_the_flops_are_those_of_plain_convolutions(monkeypatch):
-    on_cpu = split.block_costs("resnet20")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    on_gpu = split.block_costs("resnet20")
-    monkeypatch.setattr(convolution, "PLAIN", True)
-    assert on_gpu == split.block_costs("resnet20")
-    assert on_gpu[1] < on_cpu[1] and on_gpu[-2] == on_cpu[-2]  # only narrow ones take another form on a CPU
 
 
 def test_a_wrong_split_is_refused_with_K_the_blocks_and_the_way_out():

@@ -98,11 +98,6 @@ def test_a_dry_run_says_what_a_run_would_be_and_cost_and_writes_nothing(tmp_path
     assert out.splitlines()[-1] == "dry run    nothing was trained, nothing was written"
 
 
-def test_a_dry_run_is_of_a_new_run(capsys):
-    assert cifar.main(["--dry-run", "--resume", "--run-dir", "x"]) == 2
-    assert capsys.readouterr().err.startswith("error: --dry-run ")
-
-
 @pytest.mark.slow
 def test_no_jax_backend_starts_before_the_processes_are_joined():
     """Else they could not be joined any more. Every method and correction is checked."""

@@ -147,18 +147,6 @@ def test_a_loss_over_the_whole_batch_is_refused_where_batches_are_cut(name, opti
 
 
 @pytest.mark.slow
-def test_it_trains_where_they_are_not_cut_and_a_metric_of_the_whole_batch_is_told():
-    made(2, batches(1)[0], contrastive, method="data_parallel", batch_norm="sync")
-    made(2, batches(1)[0], contrastive, method="gpipe", micro_batches=1)
-
-    def perplexed(outputs, labels):
-        return cross_entropy(outputs, labels), {"perplexity": jnp.exp(cross_entropy(outputs, labels))}
-
-    with pytest.warns(UserWarning, match="the metric 'perplexity' of a batch is not the mean of those of its parts"):
-        made(2, batches(1)[0], perplexed, method="gpipe", micro_batches=2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_takes_weights_and_metrics(method):
     def loss(outputs, labels):

@@ -117,7 +117,8 @@ def test_progress_however_slow_is_no_stall(tmp_path, capsys):
     assert capsys.readouterr().err == "" and not (tmp_path / STALLS).exists()
 
 
-@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkeypatch):
     data = batches(7)
     ours = pipeline(2, data[0], engine=engine, accumulate=2)
