@@ -74,16 +74,13 @@ def mlp(n, classes):
     return 3 * (dense(n, n) + norm(n)) + dense(n, classes)
 
 
-@pytest.mark.parametrize(
-    ("shape", "classes", "mlp_sr", "linear", "predsim"),
-    [
-        # ResNet-20, K=2: 16 x 16 maps of 32 channels; 2 x 2 x 32 = 128 numbers enter the linear classifier.
-        ((2, 16, 16, 32), 10, 54_858, 1_290, 10_506),
-        # WRN-28-10, K=2: 16 x 16 x 320, from which only 2 x 2 places are left.
-        ((2, 16, 16, 320), 100, 5_363_940, 32_100, 953_700),
-        ((2, 11), 3, 498, 36, 157),
-    ],
-)
+@pytest.mark.parametrize(("shape", "classes", "mlp_sr", "linear", "predsim"), [
+    # ResNet-20, K=2: 16 x 16 maps of 32 channels; 2 x 2 x 32 = 128 numbers enter the linear classifier.
+    ((2, 16, 16, 32), 10, 54_858, 1_290, 10_506),
+    # WRN-28-10, K=2: 16 x 16 x 320, from which only 2 x 2 places are left.
+    ((2, 16, 16, 320), 100, 5_363_940, 32_100, 953_700),
+    ((2, 11), 3, 498, 36, 157),
+])  # fmt: skip
 def test_heads_have_the_parameters_that_the_sources_layers_add_up_to(shape, classes, mlp_sr, linear, predsim):
     y = jax.ShapeDtypeStruct(shape, jnp.float32)
     c = shape[-1]

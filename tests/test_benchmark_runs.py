@@ -141,22 +141,11 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     assert parse("fr:correct=shrink:beta=0.5").training == {"correct": "shrink", "beta": 0.5}
 
 
-def test_a_side_of_several_processes_has_a_core_for_each_of_them():
-    each = parse("fdg:processes=each:K=3")
-    assert (each.K, each.cores, each.worker) == (3, 3, side_specs.JOINED)
-    assert parse("fdg:processes=one").worker == parse("fdg").worker == side_specs.OUR_WORKER
-    copies = parse("delay-line:copies=3")
-    assert (copies.cores, copies.copies, copies.worker) == (3, 3, side_specs.EACH_CORE)
-
-
-@pytest.mark.parametrize(
-    ("side", "word"),
-    [
-        ("fdg:speed=9", "split"),
-        ("bp:processes=each", "--K 2 or more"),
-        ("fdg:copies=2", "wants several"),
-    ],
-)
+@pytest.mark.parametrize(("side", "word"), [
+    ("fdg:speed=9", "split"),
+    ("bp:processes=each", "--K 2 or more"),
+    ("fdg:copies=2", "wants several"),
+])  # fmt: skip
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
     with pytest.raises(BadInput, match=word):
         parse(side)

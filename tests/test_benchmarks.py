@@ -53,19 +53,16 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
 
 
 @pins_cores
-@pytest.mark.parametrize(
-    ("benchmark", "words", "said"),
-    [
-        ("loader", "--model resnet8 --workers 99", "--workers 99: there are"),
-        ("checkpoint_cost", "--batches 49", "a checkpoint every 50 batches. Use more"),
-        ("endurance", "--K 3 --processes 2", "Use 1 or 3"),
-        ("block_cost", "--json none/rows.jsonl", "cannot be written"),
-        ("images_per_second", "--K 9999", "wants 9999 cores"),
-        ("several_processes", "--K 9999", "a core of its own"),
-        ("timeline", "--method data_parallel --out none", "on all devices"),
-        ("simulate", "--K 2 --processes 2 --method data_parallel", "needs one process"),
-    ],
-)
+@pytest.mark.parametrize(("benchmark", "words", "said"), [
+    ("loader", "--model resnet8 --workers 99", "--workers 99: there are"),
+    ("checkpoint_cost", "--batches 49", "a checkpoint every 50 batches. Use more"),
+    ("endurance", "--K 3 --processes 2", "Use 1 or 3"),
+    ("block_cost", "--json none/rows.jsonl", "cannot be written"),
+    ("images_per_second", "--K 9999", "wants 9999 cores"),
+    ("several_processes", "--K 9999", "a core of its own"),
+    ("timeline", "--method data_parallel --out none", "on all devices"),
+    ("simulate", "--K 2 --processes 2 --method data_parallel", "needs one process"),
+])  # fmt: skip
 def test_what_is_no_measurement_is_one_message_and_exit_code_2_before_anything_starts(
     benchmark, words, said, capsys, monkeypatch
 ):

@@ -108,13 +108,10 @@ def test_a_curve_is_the_median_of_its_runs_and_ends_with_the_first_of_them():
     assert comparison.lines([group], lambda run: run.losses, "seconds") == []
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "is empty"),
-        *((line, "line 1 is no result") for line in ("{}", "nonsense", "[1]", '{"options": {}, "name": "x"}')),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    ("", "is empty"),
+    *((line, "line 1 is no result") for line in ("{}", "nonsense", "[1]", '{"options": {}, "name": "x"}')),
+])  # fmt: skip
 def test_what_is_no_results_file_is_refused(tmp_path, content, said):
     (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(BadInput, match=said):

@@ -96,16 +96,12 @@ CONTENT, ARRAYS = archive(10)
 WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
 
 
-@pytest.mark.parametrize(
-    ("answer", "message", "requests"),
-    [
-        (status(503), "503", 3),
-        (send(WRONG), "sha256", 1),
-        (send(b"<html>please log in</html>"), "26 bytes", 1),
-        (cut, f"ended after {len(CONTENT) // 2:,} of {len(CONTENT):,} bytes", 3),
-    ],
-    ids=["503", "wrong checksum", "login page", "cut"],
-)
+@pytest.mark.parametrize(("answer", "message", "requests"), [
+    (status(503), "503", 3),
+    (send(WRONG), "sha256", 1),
+    (send(b"<html>please log in</html>"), "26 bytes", 1),
+    (cut, f"ended after {len(CONTENT) // 2:,} of {len(CONTENT):,} bytes", 3),
+], ids=["503", "wrong checksum", "login page", "cut"])  # fmt: skip
 def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(server, tmp_path, answer, message, requests):
     server.answer = answer
     spec = small(SETS[10], **served(CONTENT, server.url))

@@ -2,23 +2,19 @@
 
 import dataclasses
 import os
-import signal
 import time
 from unittest import mock
 
 import pytest
 from gpu_fakes import Fakes, at, failing
 
-from experiments.gpu import __main__ as command
 from experiments.gpu import loop, on_device, pages, steps
 from experiments.gpu.loop import Choices, Folder, TimeIsUp
 from experiments.gpu.settings import FULL, SMALL, rows
 from experiments.harness import run_table
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
-from fdg_jax.data.sets import cifar10
 from fdg_jax.errors import BadInput
-from tests.cifar_files import assert_same, own_directories_and_no_network, tfds_directory
 
 
 @pytest.fixture(autouse=True)
@@ -60,16 +56,6 @@ def test_the_end_of_the_time_interrupts_a_step_and_loses_nothing_that_is_finishe
     with here.clock, pytest.raises(TimeIsUp):
         loop.work([fake("a"), fake("b", does=until_interrupted, seconds=None)], here)
     assert here.folder.done("a") and not here.folder.done("b")
-
-
-def test_a_signal_interrupts_a_step_and_is_the_exit_code(tmp_path, fake):
-    def signalled():
-        os.kill(os.getpid(), signal.SIGTERM)
-        until_interrupted()
-
-    here = at(tmp_path)
-    with here.clock:
-        assert command.go([fake("a"), fake("b", does=signalled)], here, only_plan=False) == 128 + signal.SIGTERM
 
 
 def test_a_folder_keeps_what_its_results_depend_on(tmp_path):
@@ -124,17 +110,6 @@ def test_rows_are_trained_by_the_tables_own_words_and_what_is_added_is_free_to_c
 def test_the_page_of_gpus_is_made_of_its_lines():
     lines = loop.lines_of(run_table.RESULTS / pages.LINES)
     assert lines and (run_table.RESULTS / pages.PAGE).read_text() == pages.page(lines)
-
-
-def test_cifar10_is_packed_as_a_file_that_the_training_command_reads(tmp_path, monkeypatch):
-    own_directories_and_no_network(tmp_path, monkeypatch)
-    _, images = tfds_directory(tmp_path / "tfds")
-    assert command.main(["pack", "--data-dir", str(tmp_path / "tfds"), "--into", str(tmp_path / "packed")]) == 0
-    here = at(tmp_path, data_dir=tmp_path / "packed")._replace(settings=FULL)
-    assert steps.row_refusal("resnet20", rows(FULL)[:3], here) == ""
-    assert_same(cifar10.load(tmp_path / "packed"), images)
-    (tmp_path / "packed" / "cifar10.npz").unlink()
-    assert "neither cifar10/<version>/ nor cifar10.npz" in steps.row_refusal("resnet20", rows(FULL)[:3], here)
 
 
 @pytest.mark.slow

@@ -115,19 +115,3 @@ def test_a_cut_between_any_two_hosts_ends_the_training_with_the_name_of_one(pair
     expected = [f"process {a} has waited", f"process {b} has waited", f"process {a} has not", f"process {b} has not"]
     assert any(words in line for words in expected for line in errors), errors
     assert any("It is gone, or the way to it is cut." in line for line in errors), errors
-
-
-@needs_hosts
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_host_that_is_cut_off_is_named_and_the_others_end_at_its_missing_heartbeat(number, tmp_path):
-    run = tmp_path / "run"
-    with Hosts(2) as there, trained(there, run, *LONG, "--K", "2") as processes:
-        in_training(run, processes)
-        there.cut(number)
-        after = ended(processes, HEARTBEAT + SPARE)
-        assert None not in after, (after, said(run, 0), said(run, 1))
-        assert all(process.returncode for process in processes)
-    for me, other in ((0, 1), (1, 0)):
-        text = said(run, me)
-        assert f"(process {other}), which is late." in text or f"for process {other}, which is late." in text, text

@@ -42,15 +42,12 @@ def test_every_process_gets_its_flags_and_every_line_its_process():
         assert printed == [f"[{me}] {line}" for line in (given, "a", "b", "", "c")]
 
 
-@pytest.mark.parametrize(
-    ("arrived", "expected"),
-    [
-        ([b"a\nb", b"c\n\nd"], [b"a", b"bc", b"", b"d"]),
-        ([b"\r10%", b"\r20%\r", b"\n"], [b"10%", b"20%"]),
-        ([b"a\r", b"\nb\r\n"], [b"a", b"b"]),
-        ([b"\n", b"\xff"], [b"", b"\xff"]),
-    ],
-)
+@pytest.mark.parametrize(("arrived", "expected"), [
+    ([b"a\nb", b"c\n\nd"], [b"a", b"bc", b"", b"d"]),
+    ([b"\r10%", b"\r20%\r", b"\n"], [b"10%", b"20%"]),
+    ([b"a\r", b"\nb\r\n"], [b"a", b"b"]),
+    ([b"\n", b"\xff"], [b"", b"\xff"]),
+])  # fmt: skip
 def test_lines_are_whole_however_they_arrive(arrived, expected, tmp_path):
     read, write = os.pipe()
     with (tmp_path / "out").open("w+b") as out, os.fdopen(read, "rb") as pipe, ThreadPoolExecutor(1) as pool:
@@ -67,28 +64,22 @@ def test_lines_are_whole_however_they_arrive(arrived, expected, tmp_path):
 # Cores, and what is refused
 
 
-@pytest.mark.parametrize(
-    ("processes", "cores", "expected"),
-    [
-        (2, [0, 1], [[0], [1]]), (3, [4, 5], [[4], [5], [4]]), (2, [0, 1, 2], [[0], [1, 2]]),
-        (3, range(8), [[0, 1], [2, 3, 4], [5, 6, 7]]), (2, [], [[], []]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("processes", "cores", "expected"), [
+    (2, [0, 1], [[0], [1]]), (3, [4, 5], [[4], [5], [4]]), (2, [0, 1, 2], [[0], [1, 2]]),
+    (3, range(8), [[0, 1], [2, 3, 4], [5, 6, 7]]), (2, [], [[], []]),
+])  # fmt: skip
 def test_cores_are_shared_out_as_evenly_as_possible(processes, cores, expected):
     assert [list(share) for share in shares(processes, cores)] == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--processes 0 -- -c pass", "--processes 0: use 1 or more"),
-        ("--processes 2", "nothing to start"),
-        ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
-        ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
-        ("--processes 2 --grace nan -- -c pass", "--grace nan"),
-        ("--processes 5 -- train.py --K 2", "there are K=2. Use 1 to 2."),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    ("--processes 0 -- -c pass", "--processes 0: use 1 or more"),
+    ("--processes 2", "nothing to start"),
+    ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
+    ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
+    ("--processes 2 --grace nan -- -c pass", "--grace nan"),
+    ("--processes 5 -- train.py --K 2", "there are K=2. Use 1 to 2."),
+])  # fmt: skip
 def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):
     assert main(words.split()) == 2
     err = capsys.readouterr().err

