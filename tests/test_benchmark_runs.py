@@ -9,7 +9,6 @@ import pytest
 import small
 from benchmark_runs import COMMON, TINY, pins_cores, rows_of, run
 
-from benchmarks import split as benchmark_split
 from benchmarks.harness import side_specs
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
@@ -42,19 +41,6 @@ def measured(capsys, tmp_path):
         return rows_of(file.read_text()), capsys.readouterr().out
 
     return call
-
-
-@pytest.mark.usefixtures("dense")
-def test_split_judges_every_way_to_cut_by_the_same_measured_times(measured, monkeypatch):
-    monkeypatch.setattr("fdg_jax.block_times.measure", lambda blocks, *_: [3.0, 1.0])
-    monkeypatch.setattr("fdg_jax.models.paper_split", lambda model, K: (1,))
-    monkeypatch.setattr(benchmark_split.compile_cache, "enable", lambda: None)
-    rows, table = measured("split", "--model", "dense", "--K", "2")
-    assert [row["split"] for row in rows] == ["even", "paper", "balanced", "measured"]
-    for row in rows:
-        assert (row["share_percent"], row["slowest_percent"], row["slowest_k"]) == ([75.0, 25.0], 75.0, 1)
-        assert sum(row["flops_percent"]) == pytest.approx(100, abs=0.02)  # two shares, rounded to a hundredth
-    assert "| dense | 2 | paper | 1 of 2 | 75.0% (k=1) | 75.0%, 25.0% |" in table
 
 
 @pytest.mark.slow

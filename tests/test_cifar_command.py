@@ -104,26 +104,6 @@ def test_wrong_input_is_answered_by_one_message_and_exit_code_2(place, monkeypat
         assert sorted(os.listdir(place)) == ["empty", "run"], words  # no run directory is left behind
 
 
-@pytest.mark.parametrize(("file", "content", "message"), [
-    ("summary.json", "{}", "summary.json lacks 'steps': it is damaged or of another version. Delete it and resume"),
-    ("summary.json", "{", "summary.json cannot be read"),
-    ("summary.json", '{"steps": "all"}', "steps is 'all', which is no whole number"),
-    ("config.json", '{"K": "two"}', "config.json lacks 'method'"),
-    ("metrics.jsonl", '{"step": 1}\nrubbish\n{"step": 3}\n', "metrics.jsonl, line 2 is damaged"),
-])  # fmt: skip
-def test_resuming_a_damaged_run_is_answered_before_any_work(file, content, message, place, monkeypatch, capsys):
-    from fdg_jax.experiments import cifar
-    from fdg_jax.training import lifecycle
-
-    monkeypatch.setattr(lifecycle, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
-    (place / "run" / file).write_text(content)
-    assert cifar.main(["--run-dir", str(place / "run"), "--resume"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert message in err
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(huge_pages.gpu_visible({}), reason="there is a GPU")
 def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):

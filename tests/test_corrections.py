@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,6 @@ import optax
 import pytest
 from correction_files import put_into
 from small import (
-    CLASSES,
     CurrentPart,
     batches,
     close,
@@ -146,20 +144,6 @@ def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_fin
     assert any(made.refused())
     kept = {name: value for name, value in made.state().items() if "correction" in name}
     assert kept and all(np.isfinite(value).all() for value in kept.values())
-
-
-@pytest.mark.slow
-def test_a_refused_update_counts_for_the_schedule_of_a_correction_only():
-    """So what it counts stays in step with the optimizer, whose learning rate has a schedule."""
-    data = [*DATA[:3], (np.full_like(DATA[3][0], np.nan), DATA[3][1]), *DATA[4:]]
-    rates = optax.piecewise_constant_schedule(0.1, {8: 0.1})
-    options = {"stages": [nn.Dense(12), nn.Dense(CLASSES)], "learning_rate": rates}
-    made = pipeline(2, DATA[0], optax.sgd(rates), guard=True, correct="gap_aware,anticipate", momentum=0.9, **options)
-    fed(made, data)
-    kept = {name: value for name, value in made.state().items() if "count" in name or name.endswith("mean.updates")}
-    assert made.updates[0] == 12 and len(kept) >= 3
-    for name, value in kept.items():
-        assert value == (11 if name.endswith("mean.updates") else 12)
 
 
 @pytest.mark.slow

@@ -151,16 +151,6 @@ def test_cifar10_16_is_cifar10_with_every_two_by_two_pixels_made_one(tmp_path):
     np.testing.assert_array_equal(found.test_labels, test_labels)
 
 
-def test_the_default_directory_is_tfdss_own(tmp_path, monkeypatch):
-    _, wrote = tfds_directory(tmp_path / "default")
-    assert_same(data.load("cifar10"), wrote)
-    monkeypatch.delenv("TFDS_DATA_DIR")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    (tmp_path / "default").rename(tmp_path / "home" / "tensorflow_datasets")
-    assert_same(data.load("cifar10"), wrote)
-
-
 def test_the_newest_version_is_read(tmp_path):
     directory, _ = tfds_directory(tmp_path)
     for other in ("3.0.0", "3.0.10", "notes", ".3.0.11.1-2.tmp"):

@@ -4,13 +4,11 @@ No training happens here: run directories are made up, and a few lines of Python
 """
 
 import json
-from pathlib import Path
 
 import pytest
 from made_up_runs import config, make
 
 import experiments
-from experiments import __main__ as overview
 from experiments import cifar10_short
 from experiments.harness import result_files, run_table, table_command
 from experiments.harness.run_table import RESULTS
@@ -23,11 +21,6 @@ from fdg_jax.experiments import cifar, language_model, tiny_imagenet
 TABLE = cifar10_short.TABLE
 NAMES = [run.name for run in TABLE.runs]
 PROGRAMS = {module.__name__: module.PROGRAM for module in (cifar, language_model, tiny_imagenet)}
-
-
-def nowhere(path: Path) -> list[str]:
-    """Flags for a folder that has the run directories, and no results."""
-    return ["--runs-dir", str(path), "--results", str(path)]
 
 
 # The runs
@@ -56,16 +49,6 @@ def test_every_command_line_is_accepted_and_leaves_nothing_to_the_defaults_of_it
         checks.check(options, given)
         asked = wanted | dict(run.flags)
         assert {name: getattr(options, name) for name in asked} == asked, run.name
-
-
-def test_a_table_can_be_worked_on_by_its_name(tmp_path, capsys):
-    assert overview.main(["cifar10_short", "list", *nowhere(tmp_path), "--only", "bp"]) == 0
-    assert "bp: missing" in capsys.readouterr().out
-    assert overview.main(["cifar10_shrt", "list"]) == 2
-    assert "no table 'cifar10_shrt'. Did you mean cifar10_short? There are" in capsys.readouterr().err
-    assert overview.main(["--help"]) == 0
-    listed = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in listed] == experiments.names()
 
 
 # States

@@ -208,21 +208,6 @@ def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
 # The command
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--html", "x.html", "--K", "9"], "--K 9: the page has K up to 8."),
-    (["--ticks", "10001"], "--ticks 10001: nobody could read that drawing."),
-    (["--html", "run.jsonl"], "run.jsonl: give it a name that ends in .html"),
-    (["--html", "x.html", "--measured", "nowhere.json"], "nowhere.json cannot be read: No such file"),
-    (["--svg", "nowhere/x.svg"], "--svg nowhere/x.svg cannot be written: No such file"),
-])  # fmt: skip
-def test_the_command_says_what_is_wrong_before_it_computes(words, said, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert command.main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and said in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 # A measured run
 
 

@@ -109,26 +109,6 @@ def poison(ours, k):
         stage.state = stage.state._replace(params=jax.tree.map(lambda a: a * np.nan, stage.state.params))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "k"), [("pipeline", 2), ("pipeline", 1), ("scan", 2)])
-def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
-    ours, at = pipeline(3, DATA[0], guard=True, engine=engine), 5
-    for batch in DATA[:at]:
-        ours.step(batch)
-    poison(ours, k)
-    first = at + 1 - (k - 1 if engine == "pipeline" else 0)  # the batch that meets stage k in the next tick
-    fed(ours, DATA[at:])
-    lost = next(m for m in ours.losses(wait=True) if not np.isfinite(m.loss))
-    assert lost.step == first
-    assert ours.first_nonfinite(DATA[first - 1], first - 1) == (k, "weights")
-    refused = ours.losses(wait=True) or [lost]
-    assert refused  # nobody else's weights are lost:
-    for j, stage in enumerate(ours.params, 1):
-        assert all(np.isfinite(leaf).all() for leaf in leaves(stage["params"])) is (j != k)
-    with pytest.raises(Diverged, match=f"nan at batch {first}"):
-        raise_diverged(lost)
-
-
 def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
     ours = pipeline(2, DATA[0], guard=True)
     for batch in DATA[:3]:

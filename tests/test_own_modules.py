@@ -2,7 +2,6 @@
 lost by it."""
 
 import warnings
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -85,32 +84,6 @@ def test_integers_between_stages_go_to_disk_and_back(tmp_path):
         one.step(DATA[5])
         one.drain()
     assert again.state_sha256() == ours.state_sha256()
-
-
-class Giving(nn.Module):
-    """Gives the next stage something beside its array."""
-
-    more: Any
-
-    @nn.compact
-    def __call__(self, x):
-        more = self.param("scale", nn.initializers.ones, ()) if self.more is None else self.more
-        return {"x": nn.Dense(CLASSES)(x), "more": more}
-
-
-class Taking(nn.Module):
-    @nn.compact
-    def __call__(self, given):
-        return nn.Dense(CLASSES)(given["x"])
-
-
-def test_what_is_no_array_does_not_go_from_stage_to_stage():
-    for more, said in (
-        (None, r"gives float32\[\], .* to stage k=2, and a number has no axis: .*Give scale\[None\]"),
-        ("words", r"not a valid JAX type.* A stage gives arrays"),
-    ):
-        with pytest.raises(BadInput, match=said):
-            pipeline(2, DATA[0], stages=[Giving(more), Taking()])
 
 
 def test_a_pipeline_is_used_outside_of_a_mesh():

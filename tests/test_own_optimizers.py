@@ -231,26 +231,6 @@ def test_hyperparameters_are_set_without_compiling_in_both_engines_alike_and_che
     assert again.state_sha256() == one.state_sha256()
 
 
-@pytest.mark.slow
-def test_a_hyperparameter_that_cannot_be_set_is_refused_and_nothing_has_changed():
-    chains = [injected(), optax.inject_hyperparams(optax.sgd)(SCHEDULE, momentum=0.9)]
-    ours = pipeline(2, DATA[0], optimizer=chains, stages=SMALL)
-    before = ours.state_sha256()
-    for said, values in {
-        r"stage k=1 has no injected hyperparameter rate \(it has: learning_rate, momentum\)\. Give .*optax\.adamw": {
-            "rate": 1
-        },
-        "learning_rate of stage k=2 follows a schedule, which sets it anew": {"learning_rate": 0.1},
-        r"momentum=array.* does not fit float32\[\]\. Give one number": {"momentum": np.ones(2)},
-        r"k=0: the stages are k=1\.\.2": {"momentum": 0.5, "k": 0},
-    }.items():
-        with pytest.raises(BadInput, match=said):
-            ours.set_hyperparameters(**values)
-    assert ours.state_sha256() == before
-    with pytest.raises(BadInput, match=r"no injected hyperparameter learning_rate \(it has: none\)"):
-        pipeline(2, DATA[0], stages=SMALL).set_hyperparameters(learning_rate=0.1)
-
-
 @pytest.mark.parametrize("options", [
     *long({"method": "bp"}),
     {"method": "ddg", "accumulate": 2},

@@ -185,13 +185,3 @@ def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
     assert not command.finished(tmp_path, dataclasses.replace(options, steps=6))
     with pytest.raises(BadInput, match="--steps 4: the run stands at batch 5"):
         command.finished(tmp_path, dataclasses.replace(options, steps=4))
-
-
-def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
-    now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
-           "git_commit": "a1"}  # fmt: skip
-    lifecycle.warn_of_changes(now, now)
-    assert capsys.readouterr().err == ""
-    lifecycle.warn_of_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
-    err = capsys.readouterr().err
-    assert "usable_cores 2, was 4; git_commit a1, was b2. The last bits may differ" in err and err.count("\n") == 1

@@ -147,23 +147,6 @@ def counted(monkeypatch):
 
 
 @pytest.mark.slow
-def test_blocks_that_are_alike_are_measured_once_and_block_0_by_itself(monkeypatch):
-    warmed = []
-    warm = block_times.warm
-
-    def remembered(block, x, device, first):
-        warmed.append((block.width, x.shape[-1], first))
-        return warm(block, x, device, first)
-
-    monkeypatch.setattr(block_times, "warm", remembered)
-    found = block_times.measure(BLOCKS, X, device(), rounds=2)
-    assert warmed == [(4, 4, True), (4, 4, False), (600, 4, False), (4, 600, False)]
-    assert len(found) == len(BLOCKS)
-    assert found[1] == found[2] and found[3] == found[5]
-    assert all(seconds > 0 for seconds in found)
-
-
-@pytest.mark.slow
 def test_what_was_measured_is_kept_for_the_next_start(counted, own_cache):
     first = block_times.seconds(BLOCKS, X, device())
     assert block_times.seconds(BLOCKS, X, device()) == first
