@@ -55,11 +55,6 @@ class Deterministic(Told):
         return Told.__call__(self, x, not deterministic)
 
 
-class ByName(Told):
-    def __call__(self, x, *, training):
-        return Told.__call__(self, x, training)
-
-
 class Field(Told):
     testing: bool = True
 
@@ -99,7 +94,6 @@ class ByHand(nn.Module):
 
 AS_THEY_COME = {
     "argument": (Deterministic, Told),
-    "by name only": (ByName, Told),
     "parts": (lambda: stage(sequence()), ByHand),
     "field": (lambda: stage(Training()), Told),
     "field that was given": (lambda: stage(Training(training=True), switch="training"), Told),
@@ -139,24 +133,11 @@ class InSetup(nn.Module):
         return self.dropout(self.dense(x))
 
 
-class Merged(nn.Module):
-    """An argument and a field of one name, as flax.linen's own layers have."""
-
-    deterministic: bool | None = None
-
-    @nn.compact
-    def __call__(self, x, deterministic: bool | None = None):
-        off = nn.merge_param("deterministic", self.deterministic, deterministic)
-        return nn.Dropout(0.5)(nn.Dense(CLASSES)(x), deterministic=off)
-
-
 DROPPING = {
     "remat": lambda: nn.remat(Remat, static_argnums=(2,))(),
     "remat by name": lambda: stage(nn.remat(Remat, static_argnums=(2,))(), inputs="h"),
     "jit": lambda: nn.jit(Remat, static_argnums=(2,))(),
     "setup": lambda: stage(InSetup()),
-    "merged": lambda: stage(Merged()),
-    "merged and given": lambda: stage(Merged(deterministic=True), switch="deterministic"),
 }
 
 
@@ -284,24 +265,6 @@ def test_a_module_gets_a_new_key_in_every_step_and_none_in_evaluation(rngs):
     assert len({*losses}) == 3
     plain = Drawing().apply(ours.export()[0], x)
     np.testing.assert_allclose(ours.predict(x), plain, atol=1e-6)  # another program
-
-
-@pytest.mark.slow
-def test_an_nnx_module_with_a_switch_in_its_call_is_told():
-    class Layer(nnx.Module):
-        def __init__(self, *, rngs):
-            self.linear, self.dropout = nnx.Linear(DATA[0][0].shape[1], CLASSES, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x, mask, deterministic):
-            return self.dropout(self.linear(x) * mask[:, None], deterministic=deterministic)
-
-    layer = stage(Layer, inputs={"x": "h", "mask": "mask"})
-    ours = trained([layer], [NAMED[0]] * 3, optimizer=optax.sgd(0.0), method="bp")
-    assert len({each.loss for each in ours.losses(wait=True)}) == 3
-    linear = ours.export()[0]["params"]["linear"]
-    np.testing.assert_allclose(
-        ours.predict(NAMED[0][0]), (NAMED[0][0]["h"] @ linear["kernel"]) * MASK[:, None], atol=1e-6
-    )  # a bias of zeros; sums in another order
 
 
 WRONG = [

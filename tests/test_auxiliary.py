@@ -93,17 +93,6 @@ def test_heads_have_the_parameters_that_the_sources_layers_add_up_to(shape, clas
     assert parameters(PredSim(classes), y) == classifier + matching == predsim
 
 
-@pytest.mark.parametrize(
-    ("shape", "plain", "conditional"), [((2, 16, 16, 32), 614_944, 616_224), ((2, 11), 19_723, 21_003)]
-)
-def test_synthesizers_have_the_parameters_that_the_sources_layers_add_up_to(shape, plain, conditional):
-    y, truth = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
-    c, places = shape[-1], 25 if len(shape) == 4 else 1
-    total = places * c * 128 + norm(128) + places * 128 * 128 + norm(128) + places * 128 * c + c
-    assert parameters(Synthesizer(10), y, truth) == total == plain
-    assert parameters(Synthesizer(10, conditional=True), y, truth) == total + 10 * 128 == conditional
-
-
 @pytest.mark.parametrize("shape", [pytest.param((6, 5, 7, 4), marks=pytest.mark.slow), (6, 11)])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameters(name, shape):

@@ -57,21 +57,6 @@ def test_an_unfinished_run_is_compared_by_what_is_known(tmp_path):
     assert found.rows[0][2] == f"{last:.2f}" and found.rows[0][found.heads.index("images/s")] == "-"
 
 
-@pytest.mark.parametrize(("place", "value"), [
-    (("options", "K"), "a"), (("name",), 5), (("steps",), 10**18), (("images_per_second",), "x"),
-    (("training_curve", "epoch", 3), "x"), (("evaluations", 0), 3), (("evaluations", 0, "test_error_percent"), 101),
-])  # fmt: skip
-def test_a_value_that_cannot_be_in_a_results_file_is_refused_in_a_sentence(place, value, tmp_path):
-    good, *others = (RESULTS / "decisive.jsonl").read_text().splitlines()[:3]
-    holder = line = json.loads(good)
-    for key in place[:-1]:
-        holder = holder[key]
-    holder[place[-1]] = value
-    (tmp_path / "x.jsonl").write_text("\n".join([others[0], json.dumps(line), others[1]]))
-    with pytest.raises(BadInput, match=r"line 2 is no result of a training run: .*\. Files"):
-        compared(tmp_path / "x.jsonl")
-
-
 def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
     lines_of_file = [json.loads(line) for line in (RESULTS / "paper-3-epochs.jsonl").read_text().splitlines()]
     found = compared(RESULTS / "paper-3-epochs.jsonl")
@@ -94,18 +79,6 @@ def test_time_goes_by_the_speeds_of_the_lines_and_ends_by_the_speed_of_the_run()
     assert [clock(n) * 7 / 3 for n in (0, 10, 20, 25, 30)] == pytest.approx([0, 0.5, 1.5, 2.5, 3.5])
     assert clock(50) == pytest.approx(1.5 + 1)
     assert results.clock_of([(10, None)], 1, None)(5) is None
-
-
-def test_a_curve_is_the_median_of_its_runs_and_ends_with_the_first_of_them():
-    def run(values):
-        places = [results.Point(10 * i, 0.0, None, value) for i, value in enumerate(values, 1)]
-        return results.Result("", {}, True, places, [], {}, [])
-
-    group = results.Group("x", {}, [run([1, 2, 3, 9]), run([3, 6, 9]), run([2, 2, 2])])
-    (line,) = comparison.lines([group], lambda run: run.losses, "batches")
-    assert line.middle == [(10, 2), (20, 2), (30, 3)]
-    assert line.low == [(10, 1), (20, 2), (30, 2)] and line.high == [(10, 3), (20, 6), (30, 9)]
-    assert comparison.lines([group], lambda run: run.losses, "seconds") == []
 
 
 @pytest.mark.parametrize(("content", "said"), [

@@ -115,33 +115,6 @@ def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(server, tmp_p
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"lacking": "test_batch.bin"}, "lacks test_batch.bin"), ({"cut": "data_batch_2.bin"}, "92,189")],
-)
-def test_an_archive_of_another_layout_is_refused_with_numbers(server, tmp_path, change, message):
-    content, _ = archive(10, **change)
-    server.answer = send(content)
-    with pytest.raises(BadInput, match=message):
-        cifar.load(small(SETS[10], **served(content, server.url)), None)
-    assert leftovers(tmp_path) == []
-
-
-@pytest.mark.parametrize(("content", "message"), [(CONTENT, ""), (WRONG, "sha256"), (CONTENT[:-1], "bytes")])
-def test_an_archive_put_into_downloads_by_hand_is_used_and_kept_or_refused(tmp_path, content, message):
-    given = tmp_path / "tfds" / "downloads" / "archive.tar.gz"
-    given.parent.mkdir(parents=True)
-    given.write_bytes(content)
-    spec = small(SETS[10], **served(CONTENT, "http://127.0.0.1:1/archive.tar.gz"))
-    if not message:
-        assert_same(cifar.load(spec, None), ARRAYS)
-    else:
-        with pytest.raises(BadInput, match=f"{given} .*{message}") as raised:
-            cifar.load(spec, None)
-        assert not isinstance(raised.value, Unavailable)  # auto doesn't pass over it in silence
-    assert given.read_bytes() == content
-
-
 def test_a_signal_ends_a_download_at_once_and_nothing_of_it_stays(server, tmp_path):
     def answer(handler, number):
         handler.send_response(200)

@@ -2,16 +2,11 @@
 
 import re
 from fractions import Fraction
-from itertools import pairwise
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fdg_jax import methods
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import Op
-from fdg_jax.schedule.ideal import ZERO, Locks, Time, duration, formula, free_time, locks, tick_time
+from fdg_jax.schedule.ideal import ZERO, Locks, Time, formula, free_time, locks, tick_time
 from fdg_jax.schedule.running import validate
 
 # The paper's Table 2 as printed, and its Table 1.
@@ -88,53 +83,6 @@ def test_formulas_read_as_the_paper_prints_them_and_say_what_their_coefficients_
     ):  # fmt: skip
         assert formula(three(*time)) == text
         assert text == "0" or read(text) == three(*time)
-
-
-def slowest_loop(schedule, cost, lengths):
-    """The same time by other means: each loop of operations that wait for one another, some of them for those of
-    earlier ticks, takes its length divided by the ticks it spans; the longest decides. All loops are tried."""
-    t = 6 * schedule.K
-    ticks = [schedule.tick(n, None) for n in range(1, t + 1)]
-    at = {op: n for n, tick in enumerate(ticks, 1) for op in tick}
-    sender = {address: op for tick in ticks for op in tick for address in schedule.messages.gives(op)}
-    own = {k: [op for tick in ticks for op in tick if op.k == k] for k in range(1, schedule.K + 1)}
-    before = {op: earlier for ops in own.values() for earlier, op in pairwise(ops)}
-    place = {op: i for i, op in enumerate(ticks[-1])}
-    alike = {(op.kind, op.k, op.batch - t * schedule.micro_batches): i for op, i in place.items()}
-    edges = []  # of each operation of the last tick: (that it waits for, as its place in a tick; ticks between)
-    for op in ticks[-1]:
-        others = [sender[address] for address in schedule.messages.takes(op) if address in sender] + [before[op]]
-        shifted = [(other, at[other]) for other in others]
-        edges.append([(alike[o.kind, o.k, o.batch - n * schedule.micro_batches], t - n) for o, n in shifted])
-    length = [duration(schedule, cost)(op).at(lengths) for op in ticks[-1]]
-    best = Fraction(0)
-
-    def walk(start, here, seen, total, spanned):
-        nonlocal best
-        for there, ticks_between in edges[here]:
-            if there == start:
-                assert spanned + ticks_between > 0
-                best = max(best, total / (spanned + ticks_between))
-            elif there > start and there not in seen:
-                walk(start, there, seen | {there}, total + length[there], spanned + ticks_between)
-
-    for start in range(len(edges)):
-        walk(start, start, {start}, length[start], 0)
-    return best
-
-
-LENGTH = st.fractions(0, 5, max_denominator=7)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=60)  # a busy machine is no failure
-@given(name=st.sampled_from(methods.names()), K=st.integers(1, 3), lengths=st.builds(Time, LENGTH, LENGTH, LENGTH))
-def test_the_barrier_free_time_is_that_of_the_slowest_loop_of_waiting_operations(name, K, lengths):
-    options = {"micro_batches": 2} if name == "gpipe" else {}
-    schedule, cost = of(name, K, **options)
-    time = free_time(schedule, cost, lengths).at(lengths)
-    assert time == slowest_loop(schedule, cost, lengths)
-    assert time <= tick_time(schedule, cost, lengths).at(lengths)
 
 
 def test_a_schedule_that_was_locked_on_purpose_is_found_locked():

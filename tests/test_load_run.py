@@ -168,15 +168,3 @@ def test_a_finished_run_evaluates_as_in_its_summary_and_a_checkpoint_as_in_its_m
     said = answered("-m", "fdg_jax.evaluate", str(trained), "--checkpoint", "4")
     assert said[0].endswith("after batch 4, batches in flight not used")
     assert said[1].startswith(f"test loss {tested[0]['test_loss']:.6f}, ")
-
-
-@pytest.mark.slow
-def test_exported_weights_are_those_of_the_summary_and_plain_flax_gives_their_logits(trained, tmp_path):
-    file = tmp_path / "w.safetensors"
-    said, summary = answered("-m", "fdg_jax.export", str(trained), "--to", str(file)), read(trained / "summary.json")
-    assert said[-1] == f"{file}: parameters_sha256 {summary['final_parameters_sha256']}"
-    ours = fdg_jax.load_run(file)
-    images = next(iter(ours.test_batches()))[0]
-    is_plain_flax(ours, images, ours.predict(images))
-    found = ours.evaluate()  # by programs that are better optimised than the run's
-    assert found.loss == pytest.approx(summary["test_loss"], rel=1e-4)

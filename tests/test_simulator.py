@@ -8,7 +8,7 @@ a tick is that of the slowest loop, stage or link.
 """
 
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -95,19 +95,6 @@ def test_a_slow_host_bounds_batches_by_its_dispatches():
     assert (found.seconds, found.limiting) == (2 * (2 + 3 + 1), "host")
 
 
-def test_a_host_that_reads_losses_stays_so_many_batches_ahead():
-    run_ahead = 4
-    found = predict(methods.find("fdg").schedule(2), stages(F=1, B=2)._replace(run_ahead=run_ahead))
-    assert found.seconds == 3  # two stages need no more than that to be kept busy
-    end = {event.batch: event.end for event in found.events if (event.what, event.k) == ("F", 2)}
-    asked: dict[int, Fraction] = {}
-    for event in found.events:
-        if (event.what, event.k) == ("host", 1):
-            asked.setdefault(event.batch, event.end)  # of F, the first that is done with a batch
-    # At tick b-1 the loss of batch b-2 is the newest, and the host waits for the one `run_ahead` before it.
-    assert [asked[b] for b in range(8, 20)] == [end[b - 2 - run_ahead] for b in range(8, 20)]
-
-
 def test_stages_that_share_a_core_take_turns_and_one_that_has_all_cores_is_as_much_faster_as_was_measured():
     assert predict(methods.find("fdg").schedule(2), stages(F=1, B=2)._replace(cores=1)).seconds == 6
     shared = stages(F=Fraction(1), B=Fraction(2))._replace(cores=2, alone=lambda kind, k: Fraction(3, 2))
@@ -177,19 +164,6 @@ def test_fdgs_tick_is_that_of_the_slowest_loop_stage_or_link(order, pipeline):
     assert predict(fdg(K, order), apart).seconds == expected
 
 
-@pytest.mark.slow
-def test_a_message_costs_pipedream_more_than_fdg_but_for_two_stages_backward_first():
-    """docs/corrections.md: what a staleness twice as large buys. Without messages all three are as fast."""
-    for K, c in product((2, 3, 4), map(Fraction, ("0", "1/2", "3/2", "2"))):
-        schedules = methods.find("ddg").schedule(K), fdg(K), fdg(K, ORDERS[1])
-        pipedream, backward_first, forward_first = (predict(each, alike(link=Link(c))).seconds for each in schedules)
-        assert pipedream == 3 + 2 * c * Fraction(K - 1, K)
-        assert backward_first == 3 + c
-        assert (forward_first == 3) is (c <= Fraction(3, 2))
-        if c:
-            assert pipedream > forward_first and (pipedream > backward_first) is (K > 2)
-
-
 def test_a_message_that_skips_stages_goes_over_the_slowest_link_on_its_way():
     machine = alike(link=(Link(5, 1), Link(2, 3), Link(1, 1, overlaps=False)))
     assert machine.between(2, 1) == Link(5, 1)
@@ -199,17 +173,6 @@ def test_a_message_that_skips_stages_goes_over_the_slowest_link_on_its_way():
     sent = predict(methods.find("dfa").schedule(4), machine._replace(run_ahead=2)).events
     took = {(e.k, e.to): e.end - e.begin for e in sent if e.what == "send"}
     assert took == {(1, 2): 1, (2, 3): 3, (3, 4): 2, (4, 1): 8, (4, 2): 5, (4, 3): 2}
-
-
-def test_a_process_waits_for_losses_that_travel():
-    """DGL waits for no gradient: only the losses tie stage 1 to stage 2. F1, x travels, F2, the loss travels, F1."""
-    for run_ahead, c in product((1, 5), (1, 100)):
-        machine = alike(link=Link(Fraction(c)), run_ahead=run_ahead)
-        schedule = methods.find("dgl").schedule(2)
-        assert predict(schedule, machine).seconds == max(3, Fraction(2 + c, run_ahead + 2))
-        apart = machine._replace(processes=(0, 1))
-        assert predict(schedule, apart).seconds == max(3, Fraction(2 + 2 * c, run_ahead + 2))
-        assert predict(fdg(2), apart).seconds == 3 + c  # FDG waits for its gradients longer than for any loss
 
 
 def test_each_process_dispatches_its_own_stages():

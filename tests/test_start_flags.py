@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import jax
 import jax.numpy as jnp
 import pytest
-from cifar_processes import SHORT, command, finish, printed, read
+from cifar_processes import SHORT, command, finish, read
 
 from fdg_jax import cli
 from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
@@ -96,26 +96,3 @@ def test_a_dry_run_says_what_a_run_would_be_and_cost_and_writes_nothing(tmp_path
         assert [line for line in out.splitlines() if line.startswith(begin)], begin
     assert ": 8 batches " in out and "2 evaluations " in out and " device-hours on 2 devices" in out
     assert out.splitlines()[-1] == "dry run    nothing was trained, nothing was written"
-
-
-@pytest.mark.slow
-def test_no_jax_backend_starts_before_the_processes_are_joined():
-    """Else they could not be joined any more. Every method and correction is checked."""
-    code = """
-from fdg_jax import corrections, methods
-from fdg_jax.checks import options
-from fdg_jax.config import Config
-from fdg_jax.errors import BadInput
-from fdg_jax.machine import jax_internals
-checked = 0
-for words in [{"method": name} for name in methods.names()] + [{"correct": name} for name in corrections.names()]:
-    for weights in ("stashed", "current"):
-        try:
-            options.check(Config(K=3, weights=weights, **words), set())
-            checked += 1
-        except BadInput:
-            pass
-assert not jax_internals.has_started()
-print(checked)
-"""
-    assert int(printed("-c", code)) > 30

@@ -315,34 +315,3 @@ def test_weights_without_labels_count_in_the_loss_and_in_evaluation():
     ours.step({"inputs": x, "weights": w})
     found = ours.evaluate([{"inputs": x[:4], "weights": w[:4]}, {"inputs": x[4:], "weights": w[4:]}])
     assert found.loss == pytest.approx(float(np.average(np.square(ours.predict(x)).sum(-1), weights=w)), rel=1e-5)
-
-
-def boxes(n, last=None):
-    """Labels of which one part has weights: a class that counts, and a box."""
-    return [(x, {"class": labels, "box": 0.1 * x[:, :2]}) for x, labels in examples(n, last=last)]
-
-
-def box_errors(outputs, labels):
-    return jnp.mean((outputs[:, :2] - labels["box"]) ** 2, -1)
-
-
-def by_weight(outputs, labels):
-    of_class = labels["class"]
-    return of_class.mean(per_label(outputs, of_class.labels) + box_errors(outputs, labels))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["bp", "gpipe"])
-def test_the_only_weights_in_a_tree_of_labels_count_as_those_around_all_labels(method):
-    def around(outputs, labels):
-        return labels.mean(per_label(outputs, labels.labels["class"]) + box_errors(outputs, labels.labels))
-
-    options = {"stages": [nn.Dense(12), nn.Dense(CLASSES)], "method": method}
-    data = boxes(3, last=7)
-    whole = [(x, Weighted({**y, "class": y["class"].labels}, y["class"].weights)) for x, y in data]
-    one, two = made(2, data[0], by_weight, **options), made(2, whole[0], around, **options)
-    for inside, outside in zip(data, whole, strict=True):
-        one.step(inside)
-        two.step(outside)
-    assert one.parameters_sha256() == two.parameters_sha256() and one.losses(wait=True) == two.losses(wait=True)
-    assert one.evaluate(data) == two.evaluate(whole) and one.evaluate(data).images == 16 + 16 + 7

@@ -8,7 +8,7 @@ from toys import WORDS, small_command
 from fdg_jax import api
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
-from fdg_jax.training import loop, record
+from fdg_jax.training import loop
 
 AT = 5  # the batch that something happens at
 
@@ -92,22 +92,3 @@ def test_an_exception_within_a_dispatch_leaves_the_checkpoint_before(whole, tmp_
     assert [each.name for each in run_checkpoints.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
     assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
     assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
-
-
-@pytest.mark.slow
-def test_a_run_without_a_report_is_a_good_run(whole, tmp_path, monkeypatch, capsys):
-    path, last_line = tmp_path / "run", record.Record.last_line
-
-    def damage(self):
-        last_line(self)
-        (path / "metrics.jsonl").write_text("no event\n")
-
-    monkeypatch.setattr(record.Record, "last_line", damage)
-    assert run(path) == 0
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err and "done: test error" in out
-    warned = [line for line in err.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == 1 and "could not be made" in warned[0]
-    assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
-    assert summary(path)["test_loss"] == whole["test_loss"]
-    assert not (path / "report.html").exists()
