@@ -15,7 +15,6 @@ from small import (
     close,
     fed,
     goes_on_exactly,
-    mostly_slow,
     parts,
     pipeline,
 )
@@ -70,7 +69,8 @@ def options_of(correct):
 
 
 @pytest.mark.filterwarnings("ignore:.*no gradient is late")
-@pytest.mark.parametrize("correct", mostly_slow(EVERY, "anticipate"))
+@pytest.mark.slow
+@pytest.mark.parametrize("correct", EVERY)
 def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
     options = {"beta": 0.5} if correct == "shrink" else {"method": "bp"}
     current = at_current_weights(correct)
@@ -179,7 +179,8 @@ def test_optimizer_and_front_of_several_corrections_are_nested_in_order():
     assert float(updates) == ((1 * 2 + 1) * 10) * 2 + 1
 
 
-@pytest.mark.parametrize("correct", mostly_slow(["anticipate", "t2"], "anticipate"))
+@pytest.mark.slow
+@pytest.mark.parametrize("correct", ["anticipate", "t2"])
 def test_after_a_drain_a_prediction_begins_anew(correct):
     """The batches that fill the pipeline again meet as few updates as the first ones did."""
     made, _ = trained(3, correct, data=DATA[:5])

@@ -198,7 +198,7 @@ def test_dropout_draws_anew_for_every_batch_and_alike_in_both_engines():
     assert len({m.loss for m in frozen.losses(wait=True)}) == 5  # same batch, same weights, other masks
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line", "scan"], "pipeline"))
 def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(engine):
     K = 2
     data = batches(9)

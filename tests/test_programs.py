@@ -79,7 +79,7 @@ class Lengths(nn.Module):
         return jnp.sum((jnp.diag(weights) @ x.T) ** 2, axis=0)[:, None]
 
 
-@pytest.mark.parametrize("K", [1, 2])
+@pytest.mark.parametrize("K", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_pipeline_computes_such_sums_correctly(K):
     """Loss, update and evaluation of sum_i w_i^2 x_i^2; its mean over the batch has the gradient 2 w_i mean(x_i^2)."""
     x, y = numbers(ROWS), np.zeros(ROWS, np.int32)
