@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import small
 import tensorstore
 from small import batches, mostly_slow, pipeline
 
@@ -16,13 +18,7 @@ from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
 
 DATA = batches(6)
-
-
-def stepped(K=2, n=5, **options):
-    ours = pipeline(K, DATA[0], **options)
-    for batch in DATA[:n]:
-        ours.step(batch)
-    return ours
+stepped = partial(small.stepped, DATA)
 
 
 @pytest.fixture(scope="module")

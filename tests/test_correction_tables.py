@@ -131,6 +131,3 @@ def test_runs_that_diverged_are_collected_once_and_not_made_again(tmp_path, monk
     assert table_command.main(table, ["run", *where, "--only", stopped.name, full.name]) == 0
     assert asked == [full] and "3 diverged" in table.document(found)
     capsys.readouterr()
-
-
-# The whole way

@@ -60,6 +60,3 @@ def test_a_damaged_cache_is_never_used_and_never_fatal(tmp_path, capsys):
     message = capsys.readouterr().err
     assert str(path) in message and "decoding again" in message
     assert path.read_bytes()[:100] == good[:100]
-
-
-# The real thing

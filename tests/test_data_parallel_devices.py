@@ -35,10 +35,6 @@ def test_a_batch_is_spread_over_K_devices_and_weights_are_whole_on_each(K, norm)
     assert devices_of([s.extra for s in states]) == ({K} if norm == "local" else {1})
 
 
-# Observed after three steps of a residual network: 2e-7 at most, well within ROUNDING; local and synchronised batch
-# norms are 3e-2 apart there.
-
-
 LONG_RUN = """
 from small import *
 data = batches(2, 16)

@@ -108,9 +108,3 @@ def test_one_refuted_claim_refutes_and_one_undecided_leaves_it_open():
     assert rules.overall(yes, yes, yes) == CONFIRMED
     assert rules.overall(yes, open_, no) == REFUTED
     assert rules.overall(yes, open_, yes) == UNDECIDED
-
-
-# The page
-
-
-# Differences from the authors' code

@@ -102,9 +102,6 @@ def test_pipeline_takes_a_method_that_lies_in_no_folder():
         pipeline(2, DATA[0], method=METHOD, link_ticks=-1)
 
 
-# Weights of PyTorch
-
-
 # The library trains what examples/whole.py trains, which has nothing of the library in it
 
 

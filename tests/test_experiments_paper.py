@@ -78,6 +78,3 @@ def test_collecting_one_table_leaves_the_lines_of_the_others(tmp_path):
 def test_the_committed_shorter_table_is_what_its_results_give():
     short = paper.table(paper.Plan("table3", table3.CELLS, table3.NOTES), 3)
     assert (RESULTS / "table3-3-epochs.md").read_text() == short.document(result_files.read(short, RESULTS))
-
-
-# Table 7

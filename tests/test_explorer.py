@@ -205,9 +205,6 @@ def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
     assert json.loads(files[1].read_text())["traceEvents"]
 
 
-# The command
-
-
 # A measured run
 
 

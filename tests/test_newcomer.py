@@ -46,12 +46,6 @@ def test_a_command_named_as_an_argument_is_answered_with_the_module_to_run(words
     assert said in capsys.readouterr().err
 
 
-# --help
-
-
-# The opening lines
-
-
 # What a message proposes for a name that is not known
 
 

@@ -2,6 +2,7 @@
 lost by it."""
 
 import warnings
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
+import small
 from small import CLASSES, batches, close, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
@@ -18,14 +20,8 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 
 DATA = batches(8)
+stepped = partial(small.stepped, DATA)
 X, Y = DATA[0]
-
-
-def stepped(n=5, K=2, **options):
-    ours = pipeline(K, DATA[0], **options)
-    for batch in DATA[:n]:
-        ours.step(batch)
-    return ours
 
 
 def deleted(array):

@@ -1,11 +1,13 @@
 """A state is restored as a whole or not at all, and from then on it belongs to the pipeline."""
 
 import itertools
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small
 from small import batches, mostly_slow, pipeline
 
 from fdg_jax.checkpoint import state as states
@@ -14,13 +16,7 @@ from fdg_jax.methods import find, names
 from fdg_jax.schedule.in_flight import in_flight
 
 DATA = batches(10)
-
-
-def stepped(n=5, K=3, **options):
-    ours = pipeline(K, DATA[0], **options)
-    for batch in DATA[:n]:
-        ours.step(batch)
-    return ours
+stepped = partial(small.stepped, DATA, K=3)
 
 
 @pytest.fixture(scope="module")

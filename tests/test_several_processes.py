@@ -35,6 +35,3 @@ def test_a_stage_waits_for_a_computation_then_for_the_message_then_for_the_host(
 
 def test_a_message_is_on_its_way_from_the_end_of_its_computation_until_it_arrives():
     assert waiting.on_the_way(waiting.events(recorded())) == {(1, 2): [1.0, 0.5]}
-
-
-# Networks between processes

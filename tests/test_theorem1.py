@@ -118,9 +118,6 @@ def test_the_engine_makes_the_theorems_update(K):
         np.testing.assert_allclose(theta[:, i], problem.sampled(0.8, [rate] * steps, drawn[:, i]), atol=1e-5)
 
 
-# The command
-
-
 # The limits of stability
 
 

@@ -84,6 +84,3 @@ def test_tokens_to_a_loss_are_found_between_two_tests():
     assert tokens.steps_to(tests, 2.0) == pytest.approx(2000)
     assert (tokens.steps_to(tests, 3.5), tokens.steps_to(tests, 1.8)) == (500, None)
     assert tokens.steps_to([{"step": 250, "test_loss": None}, *tests], 2.5) == pytest.approx(1000)
-
-
-# Pages and pictures

@@ -1,8 +1,8 @@
 """Whatever ends a training leaves a checkpoint of whole batches, or none: never one of a half-done state."""
 
-import json
 
 import pytest
+from fault_runs import summary
 from toys import WORDS, small_command
 
 from fdg_jax import api
@@ -20,10 +20,6 @@ def _small(monkeypatch):
 
 def run(path, *more: str) -> int:
     return cifar.main([*WORDS.split(), "--run-dir", str(path), "--log-every", "1", *more])
-
-
-def summary(path) -> dict:
-    return json.loads((path / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
