@@ -7,11 +7,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cifar_processes import printed
+from small import batches, pipeline
 
 from experiments.harness import markdown, readme
-from fdg_jax import methods
+from fdg_jax import methods, transport
+from fdg_jax.engine import transports
 from fdg_jax.schedule.running import validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,3 +121,21 @@ def test_the_schedule_shown_is_the_one_of_ddg(put):
         validate(own, 3 * K)
         assert [own.tick(t, None) for t in range(1, 20)] == [ours.tick(t, None) for t in range(1, 20)]
         assert (own.delays, own.ticks(7)) == (ours.delays, ours.ticks(7))
+
+
+@pytest.mark.slow
+def test_the_transport_shown_rounds_what_goes_between_stages_and_nothing_else(put, monkeypatch):
+    put(transport, "in_bfloat16", shown("docs/extending.md", "class InBfloat16"))
+
+    def losses():
+        seen = batches(6)
+        made = pipeline(2, seen[0])
+        for batch in seen:
+            made.step(batch)
+        return np.array([each.loss for each in made.losses(wait=True)])
+
+    exact = losses()
+    monkeypatch.setattr(transports, "InProcess", import_module("fdg_jax.transport.in_bfloat16").InBfloat16)
+    rounded = losses()
+    np.testing.assert_allclose(rounded, exact, rtol=0.02)  # 8 bits of mantissa are 0.4% of every activation
+    assert (rounded != exact).any()

@@ -1,6 +1,10 @@
 """Modules of flax.nnx as stages: the same numbers as nnx itself gives, in training and in evaluation."""
 
 
+import re
+import runpy
+from pathlib import Path
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -204,3 +208,15 @@ def test_what_cannot_work_is_said_in_one_sentence():
     for make, said in REFUSED:
         with pytest.raises(BadInput, match=said):
             made([make()])
+
+
+@pytest.mark.slow
+def test_the_programs_of_the_page_run(tmp_path):
+    page = (Path(__file__).parent.parent / "docs/own-modules.md").read_text()
+    block, weights, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    inputs, file = np.tile(X, 8)[:, :64], tmp_path / "page.py"
+    names = {"fdg_jax": fdg_jax, "nnx": nnx, "optax": optax, "inputs": inputs, "labels": Y, "weights": np.arange(16)}
+    file.write_text(block + weights)
+    names |= runpy.run_path(str(file), names)
+    ours = fdg_jax.Pipeline(names["stages"], names["loss"], optax.sgd(0.1)).init(jax.random.key(0), names["batch"])
+    assert ours.evaluate([names["batch"]]).images == 16
