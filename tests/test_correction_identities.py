@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CurrentPart, fed, leaves, mostly_slow, parts, pipeline
+from small import CurrentPart, fed, leaves, parts, pipeline
 from stages_of_layers import ROUNDING
 from test_correction_oracles import DATA, M, each
 
@@ -106,6 +106,7 @@ def far_ahead(tau):
     return sum(M**ahead for ahead in range(1, tau + 1))
 
 
+@pytest.mark.slow
 def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference():
     """w <- w - rate v, so the last difference is -rate v where the rate is constant. This library's SGD decays and
     clips gradients before its momentum, so both are in v."""
@@ -142,7 +143,8 @@ def test_nesterov_is_the_iteration_of_asynchronous_nesterovs_theorem():
     np.testing.assert_allclose(delayed(theorem), delayed(nesterov), **EXACTLY)
 
 
-@pytest.mark.parametrize("prediction", mostly_slow(["linear", "spike"], "linear"))
+@pytest.mark.slow
+@pytest.mark.parametrize("prediction", ["linear", "spike"])
 def test_behind_adamw_prediction_is_pipeoptims_but_for_which_weights_decay_and_behind_adam_msnags(prediction):
     """PipeOptim: w - s rate (M^ / (sqrt(V^) + eps) + decay w); here the last w is that before the update.
 

@@ -109,6 +109,7 @@ def poison(ours, k):
         stage.state = stage.state._replace(params=jax.tree.map(lambda a: a * np.nan, stage.state.params))
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
     ours = pipeline(2, DATA[0], guard=True)
     for batch in DATA[:3]:

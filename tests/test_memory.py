@@ -25,9 +25,8 @@ def predicted_and_live(K, data=None, stages=None, **options):
     return memory.predict(pipeline.engine), live, pipeline
 
 
-@pytest.mark.parametrize(
-    ("K", "weights"), small.mostly_slow([(1, "stashed"), (2, "current"), (3, "stashed")], (1, "stashed"))
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "weights"), [(1, "stashed"), (2, "current"), (3, "stashed")])
 def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
     predicted, live, _ = predicted_and_live(K, stages=small.parts(K, small.CurrentPart), weights=weights)
     for stage, here in zip(predicted, live, strict=True):

@@ -150,6 +150,7 @@ def test_first_weights_of_blocks_depend_on_the_key_and_not_on_the_cut(trained):
     assert two.parameters_sha256() == three.parameters_sha256()
 
 
+@pytest.mark.slow
 def test_weights_go_to_a_file_and_into_another_cut(trained, tmp_path):
     file = tmp_path / "weights.safetensors"
     fdg_jax.save_weights(file, trained.export(whole=True), {"classes": CLASSES, "note": "small"})
