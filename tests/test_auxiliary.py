@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import cross_entropy, jit, mostly_slow
+from small import cross_entropy, jit
 
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
@@ -177,7 +177,9 @@ def convolved(y, kernel):
     return out
 
 
-@pytest.mark.parametrize("shape", mostly_slow([(6, 5, 7, 8), (6, 5, 7, 3), (6, 11)], (6, 11)))
+@pytest.mark.parametrize("shape", [
+    *(pytest.param(maps, marks=pytest.mark.slow) for maps in ((6, 5, 7, 8), (6, 5, 7, 3))), (6, 11),
+])  # fmt: skip
 def test_predsim_is_what_plain_numpy_makes_of_its_definition(shape):
     classes, truth = 5, labels(6, 5)
     head = PredSim(classes, entries=100)
@@ -204,7 +206,7 @@ def test_predsim_is_what_plain_numpy_makes_of_its_definition(shape):
     assert ours == pytest.approx((1 - 0.99) * entropy + 0.99 * matching, rel=1e-5)  # ROUNDING
 
 
-@pytest.mark.parametrize("shape", mostly_slow([(6, 8, 7, 4), (6, 11)], (6, 11)))
+@pytest.mark.parametrize("shape", [pytest.param((6, 8, 7, 4), marks=pytest.mark.slow), (6, 11)])
 def test_mlp_sr_is_its_layers_one_after_the_other(shape):
     head, y = MLPSR(5), normal(1, *shape)
     variables = variables_of(head, jnp.asarray(y), redrawn=True)
