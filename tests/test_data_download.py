@@ -130,3 +130,18 @@ def test_a_signal_ends_a_download_at_once_and_nothing_of_it_stays(server, tmp_pa
         cifar.load(small(SETS[10], **served(CONTENT, server.url)), None)
     assert time.monotonic() - began < 10  # and not the 20 s after which it counts as standing still
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(("content", "message"), [(CONTENT, ""), (WRONG, "sha256"), (CONTENT[:-1], "bytes")])
+def test_an_archive_put_into_downloads_by_hand_is_used_and_kept_or_refused(tmp_path, content, message):
+    given = tmp_path / "tfds" / "downloads" / "archive.tar.gz"
+    given.parent.mkdir(parents=True)
+    given.write_bytes(content)
+    spec = small(SETS[10], **served(CONTENT, "http://127.0.0.1:1/archive.tar.gz"))
+    if not message:
+        assert_same(cifar.load(spec, None), ARRAYS)
+    else:
+        with pytest.raises(BadInput, match=f"{given} .*{message}") as raised:
+            cifar.load(spec, None)
+        assert not isinstance(raised.value, Unavailable)  # auto doesn't pass over it in silence
+    assert given.read_bytes() == content

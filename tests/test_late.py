@@ -245,3 +245,24 @@ def test_wrong_use_is_one_sentence():
         with pytest.raises(BadInput) as told:
             run()
         assert words in str(told.value), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", [True, False])
+def test_layers_on_a_first_axis_are_trained_as_separate_ones(prefix):
+    """Muon sees matrices in both, and each layer has its stage."""
+    make = lambda k: optax.contrib.muon(0.02 / k)  # noqa: E731
+    separate, _ = trained(late.optimizer(make, stage_of, K=K))
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *FIRST.values())
+
+    def scanned(params, x, labels):
+        return cross_entropy(jax.lax.scan(lambda x, p: (LAYER.apply({"params": p}, x), ()), x, params)[0], labels)
+
+    cut = late.Layers((1, 2, 3)) if prefix else lambda path: late.LAYERS
+    optimizer, params = late.optimizer(make, cut, K=K), stacked
+    state = optimizer.init(params)
+    for batch in DATA:
+        updates, state = optimizer.update(jax.grad(scanned)(params, *batch), state, params)
+        params = optax.apply_updates(params, updates)
+    expected = jax.tree.map(lambda *each: jnp.stack(each), *separate.values())
+    close(params, expected, rtol=0, atol=1e-6)  # gradients of a loop are rounded otherwise than those of a chain

@@ -276,3 +276,23 @@ def test_an_average_changes_no_bit_of_the_training_and_is_the_same_in_both_engin
     jax.tree.map(np.testing.assert_array_equal, one, two)
     with pytest.raises(BadInput, match=r"keeps no average of its weights\. Make it with .*ema=0\.999"):
         without.export(ema=True)
+
+
+@pytest.mark.slow
+def test_a_hyperparameter_that_cannot_be_set_is_refused_and_nothing_has_changed():
+    chains = [injected(), optax.inject_hyperparams(optax.sgd)(SCHEDULE, momentum=0.9)]
+    ours = pipeline(2, DATA[0], optimizer=chains, stages=SMALL)
+    before = ours.state_sha256()
+    for said, values in {
+        r"stage k=1 has no injected hyperparameter rate \(it has: learning_rate, momentum\)\. Give .*optax\.adamw": {
+            "rate": 1
+        },
+        "learning_rate of stage k=2 follows a schedule, which sets it anew": {"learning_rate": 0.1},
+        r"momentum=array.* does not fit float32\[\]\. Give one number": {"momentum": np.ones(2)},
+        r"k=0: the stages are k=1\.\.2": {"momentum": 0.5, "k": 0},
+    }.items():
+        with pytest.raises(BadInput, match=said):
+            ours.set_hyperparameters(**values)
+    assert ours.state_sha256() == before
+    with pytest.raises(BadInput, match=r"no injected hyperparameter learning_rate \(it has: none\)"):
+        pipeline(2, DATA[0], stages=SMALL).set_hyperparameters(learning_rate=0.1)
