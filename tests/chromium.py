@@ -1,6 +1,5 @@
 """The machine's own Chromium without a window, for tests of pages; they are skipped where there is none."""
 
-import base64
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -59,12 +58,6 @@ class Browser:
         """What a script returns, run in the page."""
         return self.driver.execute_script(script, *arguments)
 
-    def press(self, *keys: str) -> None:
-        """Presses keys, by selenium's names (or characters)."""
-        from selenium.webdriver.common.action_chains import ActionChains
-
-        ActionChains(self.driver).send_keys(*keys).perform()
-
     def complaints(self) -> list[str]:
         """What the page has written on the console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
@@ -73,14 +66,6 @@ class Browser:
         """The addresses that were asked for since the last call."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-
-    def picture(self, file: Path) -> None:
-        """Writes a PNG of the whole page."""
-        height = self.run("return document.documentElement.scrollHeight")
-        width = self.run("return innerWidth")
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        asked = {"captureBeyondViewport": True, "clip": clip}
-        file.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]))
 
 
 @contextmanager

@@ -1,11 +1,8 @@
 """Data-parallel pipelines of small networks, and what is the same of two of them."""
 
 import jax
-import numpy as np
 import pytest
-from small import CLASSES, pipeline
-
-from fdg_jax import models, split
+from small import pipeline
 
 Ks = [2, *(pytest.param(K, marks=pytest.mark.slow) for K in (3, 4))]  # such a test does little but compile
 NORMS = ["local", "sync"]
@@ -28,12 +25,3 @@ def statistics(ours):
 def devices_of(tree):
     """The numbers of devices that the leaves of a tree are cut over (1: whole on each)."""
     return {leaf.size // leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(tree)}
-
-
-def residual(K, size=20):
-    """(stages of ResNet-8, an example batch of small images)."""
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(size, 8, 8, 3)).astype(np.float32)
-    blocks = models.blocks("resnet8", CLASSES)
-    cuts = split.parse("even", "resnet8", K, len(blocks))
-    return split.stages(blocks, cuts), (images, rng.integers(0, CLASSES, size).astype(np.int32))

@@ -130,6 +130,14 @@ def fed(ours, data):
     return start
 
 
+def stepped(data, n=5, K=2, **options):
+    """A pipeline after n of these batches, not drained."""
+    ours = pipeline(K, data[0], **options)
+    for batch in data[:n]:
+        ours.step(batch)
+    return ours
+
+
 def close(ours, theirs, **tolerance):
     for a, b in zip(leaves(ours), leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, **tolerance)

@@ -117,15 +117,12 @@ def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
     assert "WARNING: process 0 has waited" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("given", "fact"),
-    [
-        ({"processes": 2}, "--processes is for a training in several processes, and --coordinator is not given"),
-        ({"coordinator": "127.0.0.1:1"}, "--coordinator 127.0.0.1:1 needs --process-id, too"),
-        ({"coordinator": "auto", "peer_timeout": 0.0}, "peer_timeout=0.0: it must be positive"),
-        ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),
-    ],
-)
+@pytest.mark.parametrize(("given", "fact"), [
+    ({"processes": 2}, "--processes is for a training in several processes, and --coordinator is not given"),
+    ({"coordinator": "127.0.0.1:1"}, "--coordinator 127.0.0.1:1 needs --process-id, too"),
+    ({"coordinator": "auto", "peer_timeout": 0.0}, "peer_timeout=0.0: it must be positive"),
+    ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),
+])  # fmt: skip
 def test_flags_that_contradict_one_another_are_refused(given, fact):
     options = Config(**given.pop("options", {}))
     with pytest.raises(BadInput, match=fact):

@@ -1,6 +1,5 @@
 """Bad calls of the Python API: each ends in one BadInput with the fact and the way out, before anything is computed."""
 
-import warnings
 from contextlib import nullcontext
 
 import flax.linen as nn
@@ -16,7 +15,6 @@ from small import batches, cross_entropy, parts, pipeline, recipe
 import fdg_jax
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.transport.devices import emulate_cpu, stage_devices
 
 DATA = batches(3)
 X, Y = DATA[0]
@@ -205,41 +203,6 @@ class Embedded(nn.Module):
 def test_a_stage_that_gives_integers_to_the_next_is_refused_in_every_method(method):
     with pytest.raises(BadInput, match=r"stage k=1 \(Rounded\) gives int32\[16, 5\] to stage k=2: no gradient"):
         given(stages=[Rounded(), Embedded()], method=method).init(KEY, DATA[0])
-
-
-@pytest.mark.parametrize(("text", "match"), [
-    ("METHOD = {'name': 'mine'}", r"mine\.py has no METHOD of type Method\. Write METHOD = Method\("),
-    ("import nothing_there", r"mine\.py cannot be imported: No module named 'nothing_there'\. Mend it, or move it"),
-])  # fmt: skip
-def test_a_methods_file_that_is_not_one_is_refused(text, match, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(text)
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
-    monkeypatch.delitem(__import__("sys").modules, "fdg_jax.methods.mine", raising=False)
-    with pytest.raises(BadInput, match=match):
-        methods.find("mine")
-
-
-def test_asking_for_devices_too_late_is_said():
-    there = len(jax.devices())  # JAX is awake
-    with pytest.warns(UserWarning, match=rf"emulate_cpu\({there + 1}\) comes too late.*has {there} CPU devices"):
-        emulate_cpu(there + 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        emulate_cpu(there)  # there are as many
-        stage_devices(there + 1)  # tells it in its own words
-
-
-@pytest.mark.slow
-def test_the_delay_line_takes_the_one_device_that_it_computes_on():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ours = given(engine="delay-line", devices=jax.devices()[1:2]).init(KEY, DATA[0])
-        given(engine="delay-line", stages=parts(len(jax.devices()) + 1))  # more stages than devices
-    ours.step(DATA[0])
-    assert {leaf.device for leaf in jax.tree.leaves(ours.params)} == {jax.devices()[1]}
-    assert given(engine="delay-line", devices=jax.devices()[:1], split=[1]).K == 2
-    with pytest.raises(BadInput, match=r"3 were given. Give the one that computes all stages, devices=jax\.devices"):
-        given(engine="delay-line", devices=jax.devices()[:3])
 
 
 class Numbered(nn.Module):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import cross_entropy, jit, mostly_slow
+from small import cross_entropy, jit
 
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
@@ -74,16 +74,13 @@ def mlp(n, classes):
     return 3 * (dense(n, n) + norm(n)) + dense(n, classes)
 
 
-@pytest.mark.parametrize(
-    ("shape", "classes", "mlp_sr", "linear", "predsim"),
-    [
-        # ResNet-20, K=2: 16 x 16 maps of 32 channels; 2 x 2 x 32 = 128 numbers enter the linear classifier.
-        ((2, 16, 16, 32), 10, 54_858, 1_290, 10_506),
-        # WRN-28-10, K=2: 16 x 16 x 320, from which only 2 x 2 places are left.
-        ((2, 16, 16, 320), 100, 5_363_940, 32_100, 953_700),
-        ((2, 11), 3, 498, 36, 157),
-    ],
-)
+@pytest.mark.parametrize(("shape", "classes", "mlp_sr", "linear", "predsim"), [
+    # ResNet-20, K=2: 16 x 16 maps of 32 channels; 2 x 2 x 32 = 128 numbers enter the linear classifier.
+    ((2, 16, 16, 32), 10, 54_858, 1_290, 10_506),
+    # WRN-28-10, K=2: 16 x 16 x 320, from which only 2 x 2 places are left.
+    ((2, 16, 16, 320), 100, 5_363_940, 32_100, 953_700),
+    ((2, 11), 3, 498, 36, 157),
+])  # fmt: skip
 def test_heads_have_the_parameters_that_the_sources_layers_add_up_to(shape, classes, mlp_sr, linear, predsim):
     y = jax.ShapeDtypeStruct(shape, jnp.float32)
     c = shape[-1]
@@ -96,18 +93,7 @@ def test_heads_have_the_parameters_that_the_sources_layers_add_up_to(shape, clas
     assert parameters(PredSim(classes), y) == classifier + matching == predsim
 
 
-@pytest.mark.parametrize(
-    ("shape", "plain", "conditional"), [((2, 16, 16, 32), 614_944, 616_224), ((2, 11), 19_723, 21_003)]
-)
-def test_synthesizers_have_the_parameters_that_the_sources_layers_add_up_to(shape, plain, conditional):
-    y, truth = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
-    c, places = shape[-1], 25 if len(shape) == 4 else 1
-    total = places * c * 128 + norm(128) + places * 128 * 128 + norm(128) + places * 128 * c + c
-    assert parameters(Synthesizer(10), y, truth) == total == plain
-    assert parameters(Synthesizer(10, conditional=True), y, truth) == total + 10 * 128 == conditional
-
-
-@pytest.mark.parametrize("shape", [(6, 5, 7, 4), (6, 11)])
+@pytest.mark.parametrize("shape", [pytest.param((6, 5, 7, 4), marks=pytest.mark.slow), (6, 11)])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameters(name, shape):
     head, y = HEADS[name](5), jnp.asarray(normal(1, *shape))
@@ -123,6 +109,7 @@ def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameter
             assert np.abs(grad).max() > 1e-4, path
 
 
+@pytest.mark.slow
 def test_channels_that_are_dead_send_back_zeros_and_not_nan():
     y = jnp.zeros((6, 5, 7, 8)).at[:3].set(1.0)  # half of the examples dead, half of them constant
     for shaped in (y, y[:, 0, 0]):
@@ -132,7 +119,8 @@ def test_channels_that_are_dead_send_back_zeros_and_not_nan():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-@pytest.mark.parametrize("name", mostly_slow(HEADS, "linear"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
 def test_the_tokens_of_a_sequence_are_examples_of_their_own(name):
     head, y, truth = HEADS[name](5), normal(0, 3, 4, 6), labels(12, 5)
     variables = variables_of(head, y, redrawn=True)
@@ -189,7 +177,9 @@ def convolved(y, kernel):
     return out
 
 
-@pytest.mark.parametrize("shape", [(6, 5, 7, 8), (6, 5, 7, 3), (6, 11)])
+@pytest.mark.parametrize("shape", [
+    *(pytest.param(maps, marks=pytest.mark.slow) for maps in ((6, 5, 7, 8), (6, 5, 7, 3))), (6, 11),
+])  # fmt: skip
 def test_predsim_is_what_plain_numpy_makes_of_its_definition(shape):
     classes, truth = 5, labels(6, 5)
     head = PredSim(classes, entries=100)
@@ -216,7 +206,7 @@ def test_predsim_is_what_plain_numpy_makes_of_its_definition(shape):
     assert ours == pytest.approx((1 - 0.99) * entropy + 0.99 * matching, rel=1e-5)  # ROUNDING
 
 
-@pytest.mark.parametrize("shape", [(6, 8, 7, 4), (6, 11)])
+@pytest.mark.parametrize("shape", [pytest.param((6, 8, 7, 4), marks=pytest.mark.slow), (6, 11)])
 def test_mlp_sr_is_its_layers_one_after_the_other(shape):
     head, y = MLPSR(5), normal(1, *shape)
     variables = variables_of(head, jnp.asarray(y), redrawn=True)

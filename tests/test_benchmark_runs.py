@@ -1,6 +1,5 @@
 """Every benchmark in small: what it measures hangs together, and its table shows it."""
 
-import math
 import os
 from importlib import import_module
 from types import SimpleNamespace
@@ -10,8 +9,7 @@ import pytest
 import small
 from benchmark_runs import COMMON, TINY, pins_cores, rows_of, run
 
-from benchmarks import split as benchmark_split
-from benchmarks.harness import bench_worker, side_specs
+from benchmarks.harness import side_specs
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
 
@@ -43,58 +41,6 @@ def measured(capsys, tmp_path):
         return rows_of(file.read_text()), capsys.readouterr().out
 
     return call
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("dense")
-def test_host_cost_prints_a_row_a_stage_one_a_tick_and_the_fit(measured):
-    words = ["--model", "dense", "--K", "2", "--ticks", "3", "--split", "1", "--packing", "on", "off"]
-    rows, table = measured("host_cost", *words)
-    assert [row["row"] for row in rows] == ["stage", "stage", "tick"] * 2 + ["fit"] * 3
-    stage, tick, plain = rows[1], rows[2], rows[4]
-    assert (stage["k"], plain["k"], plain["packing"]) == (2, 2, "off")
-    assert all(stage[f"{what}_microseconds"] > 0 for what in ("F", "B", "U", "three_programs", "one_program"))
-    assert all(stage[f"{what}_leaves"] < plain[f"{what}_leaves"] for what in "FBU")
-    parts = sum(row[f"{what}_microseconds"] for row in rows[:2] for what in "FBU")
-    whole = parts + sum(n * tick[f"{what}_microseconds"] for what, n in (("send", 2), ("entry", 1), ("loop", 1)))
-    assert math.isclose(tick["tick_microseconds"], whole, abs_tol=1)  # the parts are rounded to a tenth
-    assert math.isclose(tick["stage_calls_microseconds"], parts / 2, abs_tol=0.5) and "| dense | 2 |" in table
-
-
-FAST_PATHS = ("batch_norm", "forward_conv", "input_gradient", "weight_gradient", "relu")
-
-
-@pytest.mark.parametrize(
-    ("flags", "names", "last", "whole"),
-    [
-        pytest.param(
-            [], ["plain", *(f"cured {name}" for name in FAST_PATHS), "all cured"], "gain_percent", None,
-            marks=pytest.mark.slow,
-        ),
-        (["--blocks"], ["block000", "block001"], "share_percent", 100),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("dense")
-def test_block_cost_has_a_row_for_each_choice_of_layers_or_block(flags, names, last, whole, measured):
-    rows, table = measured("block_cost", *flags, *TINY, "--rounds", "2")
-    assert [row["row"] for row in rows] == names
-    assert all(row["images_per_second"] > 0 and math.isfinite(row["forward_milliseconds"]) for row in rows)
-    assert math.isclose(sum(row[last] for row in rows), whole, abs_tol=0.11) if whole else rows[0][last] == 0
-    lines = table.splitlines()[: 2 + len(names)]
-    assert [line.split("|")[1].strip() for line in lines[2:]] == names and len({line.count("|") for line in lines}) == 1
-
-
-@pytest.mark.usefixtures("dense")
-def test_split_judges_every_way_to_cut_by_the_same_measured_times(measured, monkeypatch):
-    monkeypatch.setattr("fdg_jax.block_times.measure", lambda blocks, *_: [3.0, 1.0])
-    monkeypatch.setattr("fdg_jax.models.paper_split", lambda model, K: (1,))
-    monkeypatch.setattr(benchmark_split.compile_cache, "enable", lambda: None)
-    rows, table = measured("split", "--model", "dense", "--K", "2")
-    assert [row["split"] for row in rows] == ["even", "paper", "balanced", "measured"]
-    for row in rows:
-        assert (row["share_percent"], row["slowest_percent"], row["slowest_k"]) == ([75.0, 25.0], 75.0, 1)
-        assert sum(row["flops_percent"]) == pytest.approx(100, abs=0.02)  # two shares, rounded to a hundredth
-    assert "| dense | 2 | paper | 1 of 2 | 75.0% (k=1) | 75.0%, 25.0% |" in table
 
 
 @pytest.mark.slow
@@ -181,32 +127,11 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     assert parse("fr:correct=shrink:beta=0.5").training == {"correct": "shrink", "beta": 0.5}
 
 
-def test_a_side_of_several_processes_has_a_core_for_each_of_them():
-    each = parse("fdg:processes=each:K=3")
-    assert (each.K, each.cores, each.worker) == (3, 3, side_specs.JOINED)
-    assert parse("fdg:processes=one").worker == parse("fdg").worker == side_specs.OUR_WORKER
-    copies = parse("delay-line:copies=3")
-    assert (copies.cores, copies.copies, copies.worker) == (3, 3, side_specs.EACH_CORE)
-
-
-@pytest.mark.parametrize(
-    ("side", "word"),
-    [
-        ("fdg:speed=9", "split"),
-        ("bp:processes=each", "--K 2 or more"),
-        ("fdg:copies=2", "wants several"),
-    ],
-)
+@pytest.mark.parametrize(("side", "word"), [
+    ("fdg:speed=9", "split"),
+    ("bp:processes=each", "--K 2 or more"),
+    ("fdg:copies=2", "wants several"),
+])  # fmt: skip
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
     with pytest.raises(BadInput, match=word):
         parse(side)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("dense")
-def test_ticks_without_end_leave_nothing_behind():
-    trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
-    told = [trainer.memory(100) for _ in range(3)]
-    assert len({(each["arrays"], each["array_bytes"]) for each in told}) == 1
-    if told[0]["resident_bytes"] is not None:  # Linux
-        assert told[-1]["resident_bytes"] - told[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes

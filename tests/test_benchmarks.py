@@ -53,19 +53,16 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
 
 
 @pins_cores
-@pytest.mark.parametrize(
-    ("benchmark", "words", "said"),
-    [
-        ("loader", "--model resnet8 --workers 99", "--workers 99: there are"),
-        ("checkpoint_cost", "--batches 49", "a checkpoint every 50 batches. Use more"),
-        ("endurance", "--K 3 --processes 2", "Use 1 or 3"),
-        ("block_cost", "--json none/rows.jsonl", "cannot be written"),
-        ("images_per_second", "--K 9999", "wants 9999 cores"),
-        ("several_processes", "--K 9999", "a core of its own"),
-        ("timeline", "--method data_parallel --out none", "on all devices"),
-        ("simulate", "--K 2 --processes 2 --method data_parallel", "needs one process"),
-    ],
-)
+@pytest.mark.parametrize(("benchmark", "words", "said"), [
+    ("loader", "--model resnet8 --workers 99", "--workers 99: there are"),
+    ("checkpoint_cost", "--batches 49", "a checkpoint every 50 batches. Use more"),
+    ("endurance", "--K 3 --processes 2", "Use 1 or 3"),
+    ("block_cost", "--json none/rows.jsonl", "cannot be written"),
+    ("images_per_second", "--K 9999", "wants 9999 cores"),
+    ("several_processes", "--K 9999", "a core of its own"),
+    ("timeline", "--method data_parallel --out none", "on all devices"),
+    ("simulate", "--K 2 --processes 2 --method data_parallel", "needs one process"),
+])  # fmt: skip
 def test_what_is_no_measurement_is_one_message_and_exit_code_2_before_anything_starts(
     benchmark, words, said, capsys, monkeypatch
 ):
@@ -101,24 +98,3 @@ def test_the_pages_have_what_their_commands_printed_last():
     for match in matches:  # nothing typed by hand, nothing left from another command
         assert readme.command(match["command"]) in last or match["text"].strip() == "(not measured yet)"
     assert [readme.rendered(text, last) for text in texts] == texts
-
-
-def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, monkeypatch, capsys):
-    page = "# Page\n\n```\necho it \\\n    works\n```\n\n<!-- it printed -->\n\nold\n\n<!-- end -->\n\n"
-    page += "- a note\n\n```\nfalse\n```\n\n<!-- it printed -->\n\nbefore\n\n<!-- end -->\n"
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    file, other = tmp_path / "page.md", tmp_path / "without_commands.md"
-    file.write_text(page)
-    other.write_text("# Other\n")
-    assert readme.main(["nothing"]) == 2
-    assert "\n  echo it works\n  false\n" in capsys.readouterr().err
-    assert readme.main(["--render"]) == 0
-    assert file.read_text() == page
-    assert readme.main([]) == 1
-    assert "1 of 2 tables" in (told := capsys.readouterr()).out and "stays: false" in told.err
-    words = f"it works --json {readme.results()}"
-    assert file.read_text() == page.replace("old", words)
-    file.write_text(page)
-    assert readme.main(["works", "--render"]) == 0
-    assert file.read_text() == page.replace("old", words)
-    assert other.read_text() == "# Other\n"

@@ -51,12 +51,12 @@ def said_of(words, per_epoch=2, batches=None):
         return [*nothing, *no_effect.of_run(options, plan, rates[:batches])]
 
 
-@pytest.mark.parametrize("words", SAID)
-def test_what_cannot_work_is_said(words):
-    found = said_of(words)
-    assert len(found) == len(SAID[words]), found
-    for line, said in zip(found, SAID[words], strict=True):
-        assert said in line
+def test_what_cannot_work_is_said():
+    for words, expected in SAID.items():
+        found = said_of(words)
+        assert len(found) == len(expected), (words, found)
+        for line, said in zip(found, expected, strict=True):
+            assert said in line
 
 
 @pytest.mark.parametrize(("words", "batches", "said"), [
@@ -94,18 +94,15 @@ def for_the_true_shapes_only(updates, params):
 DIVIDES = "the optimizer divides a gradient by its own size"
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "options", "said"),
-    [
-        (optax.adam(1e-3), {"beta": 0.5}, [f"beta=0.5: {DIVIDES}"]),
-        (lambda k: optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3)), {"beta": 0.5}, [DIVIDES]),
-        (optax.sgd(0.1), {"beta": 0.5}, []),
-        (optax.chain(optax.adam(1e-3), optax.stateless(for_the_true_shapes_only)), {"beta": 0.5}, []),
-        (optax.sgd(0.1), {"correct": "anticipate", "momentum": 0.0}, ["momentum=0.0: anticipate looks ahead by"]),
-        (optax.sgd(0.1), {"correct": "rate", "method": "bp"}, ["correct='rate': no gradient is late"]),
-        (optax.sgd(0.1), {"correct": "cosine", "beta": 0.5, "K": 1}, ["'cosine': no gradient", "beta=0.5: no"]),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "options", "said"), [
+    (optax.adam(1e-3), {"beta": 0.5}, [f"beta=0.5: {DIVIDES}"]),
+    (lambda k: optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3)), {"beta": 0.5}, [DIVIDES]),
+    (optax.sgd(0.1), {"beta": 0.5}, []),
+    (optax.chain(optax.adam(1e-3), optax.stateless(for_the_true_shapes_only)), {"beta": 0.5}, []),
+    (optax.sgd(0.1), {"correct": "anticipate", "momentum": 0.0}, ["momentum=0.0: anticipate looks ahead by"]),
+    (optax.sgd(0.1), {"correct": "rate", "method": "bp"}, ["correct='rate': no gradient is late"]),
+    (optax.sgd(0.1), {"correct": "cosine", "beta": 0.5, "K": 1}, ["'cosine': no gradient", "beta=0.5: no"]),
+])  # fmt: skip
 def test_a_pipeline_says_what_does_nothing(optimizer, options, said):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", NoEffect)
@@ -115,10 +112,3 @@ def test_a_pipeline_says_what_does_nothing(optimizer, options, said):
     for warning, words in zip(told, said, strict=True):
         assert words in str(warning.message)
         assert warning.filename == pipeline.__code__.co_filename
-
-
-def test_whoever_ignores_the_warning_does_not_wait_for_the_trial(monkeypatch):
-    monkeypatch.setattr("fdg_jax.checks.no_effect.divides_by_size", lambda *_: pytest.fail("it was tried"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoEffect)
-        pipeline(2, batches(1)[0], optimizer=optax.adam(1e-3), beta=0.5)

@@ -9,7 +9,6 @@ import re
 
 import pytest
 from cifar_processes import SHORT, command, finish, started
-from small import mostly_slow
 
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
@@ -18,40 +17,14 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.options.fields import spelled
 
 FLAGS = {
-    "--K": 2,
-    "--replicas": 1,
-    "--beta": 1.0,
-    "--method": "fdg",
-    "--model": "resnet20",
-    "--dataset": "auto",
-    "--data-dir": None,
-    "--epochs": 300,
-    "--batch-size": 128,
-    "--learning-rate": 0.1,
-    "--weight-decay": 5e-4,
-    "--momentum": 0.9,
-    "--seed": 0,
-    "--steps": None,
-    "--train-size": None,
-    "--engine": "auto",
-    "--weights": "stashed",
-    "--order": "backward-first",
-    "--accumulate": 1,
-    "--accumulation": "sum",
-    "--aux": "mlp-sr",
-    "--conditional": True,
-    "--micro-batches": 4,
-    "--batch-norm": "local",
-    "--scale": 1.0,
-    "--split": None,
-    "--dtype": "float32",
-    "--run-dir": None,
-    "--resume": False,
-    "--checkpoint-every": None,
-    "--remat": "none",
-    "--init-from": None,
+    "--K": 2, "--replicas": 1, "--beta": 1.0, "--method": "fdg", "--model": "resnet20", "--dataset": "auto",
+    "--data-dir": None, "--epochs": 300, "--batch-size": 128, "--learning-rate": 0.1, "--weight-decay": 5e-4,
+    "--momentum": 0.9, "--seed": 0, "--steps": None, "--train-size": None, "--engine": "auto", "--weights": "stashed",
+    "--order": "backward-first", "--accumulate": 1, "--accumulation": "sum", "--aux": "mlp-sr", "--conditional": True,
+    "--micro-batches": 4, "--batch-norm": "local", "--scale": 1.0, "--split": None, "--dtype": "float32",
+    "--run-dir": None, "--resume": False, "--checkpoint-every": None, "--remat": "none", "--init-from": None,
     "--stall-seconds": 600.0,
-}
+}  # fmt: skip
 
 
 def test_no_flag_of_the_interface_disappears_or_changes_its_default():
@@ -88,7 +61,6 @@ BAD = {
     "--K 0": "it must lie in [1, 10000]. Use 1 (plain BP)",
     "--K 99": "resnet20 has 11 blocks",
     "--K 2 --replicas 3": "--replicas 3: a batch of 128 cannot be cut over so many devices",
-    "--dataset digits --model resnet8 --epochs 1000000000000": "12,000,000,000,000 batches are more than 100,000,000",
     "--bta 0.5": "Did you mean --beta?",
     "--K": "--K needs a value",
     "--method fgd": "Did you mean fdg",
@@ -107,7 +79,6 @@ BAD = {
     "--run-dir /proc/nowhere/run": "cannot be written",
     "--run-dir there --resume": "holds no run",
     "--run-dir run": "already holds a run",
-    "--dataset digits --train-size 5000": "1438 training images",
     "--dataset cifar10 --data-dir empty": "empty",
 }
 @pytest.fixture
@@ -121,41 +92,16 @@ def place(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", mostly_slow(BAD, *(words for words in BAD if "--epochs" not in words)))
-def test_wrong_input_is_answered_by_one_message_and_exit_code_2(words, place, monkeypatch, capsys):
+def test_wrong_input_is_answered_by_one_message_and_exit_code_2(place, monkeypatch, capsys):
     from fdg_jax.experiments.cifar import main
 
     monkeypatch.chdir(place)
-    assert main(words.split()) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert BAD[words] in err
-    assert sorted(os.listdir(place)) == ["empty", "run"]  # no run directory is left behind
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("summary.json", "{}", "summary.json lacks 'steps': it is damaged or of another version. Delete it and resume"),
-        ("summary.json", "{", "summary.json cannot be read"),
-        ("summary.json", '{"steps": "all"}', "steps is 'all', which is no whole number"),
-        ("config.json", '{"K": "two"}', "config.json lacks 'method'"),
-        ("metrics.jsonl", '{"step": 1}\nrubbish\n{"step": 3}\n', "metrics.jsonl, line 2 is damaged"),
-    ],
-)
-def test_resuming_a_damaged_run_is_answered_before_any_work(file, content, message, place, monkeypatch, capsys):
-    from fdg_jax.experiments import cifar
-    from fdg_jax.training import lifecycle
-
-    monkeypatch.setattr(lifecycle, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
-    (place / "run" / file).write_text(content)
-    assert cifar.main(["--run-dir", str(place / "run"), "--resume"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert message in err
+    for words, said in BAD.items():
+        assert main(words.split()) == 2
+        out, err = capsys.readouterr()
+        assert out == "", words
+        assert err.startswith("error: ") and err.count("\n") == 1 and said in err, (words, err)
+        assert sorted(os.listdir(place)) == ["empty", "run"], words  # no run directory is left behind
 
 
 @pytest.mark.slow
@@ -170,14 +116,6 @@ def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_says_it_on_stderr_without_a_traceback(place):
-    words = "--dataset cifar10 --data-dir empty"
-    code, out, err = finish(command(*words.split(), cwd=place))
-    assert (code, out) == (2, "")
-    assert BAD[words] in err and err.count("\n") == 1 and "Traceback" not in err
-
-
-@pytest.mark.slow
 def test_help_and_refusals_start_no_backend(place):
     """XLA reads its settings when a backend starts, and these follow from the flags. Here none could start."""
     code = "import sys; from fdg_jax.experiments.cifar import main\nfor words in sys.argv[1:]: "
@@ -187,12 +125,6 @@ def test_help_and_refusals_start_no_backend(place):
     returned, out, err = finish(process)
     assert out.split("usage")[0].split() == ["2"] * len(lines), err
     assert returned == 0 and "none" not in err
-
-
-def test_the_last_of_two_values_counts_and_underscores_are_dashes():
-    options, given = cli.parse(["--K", "2", "--train_size=7", "--K", "3", "--no-drain"], "x")
-    assert (options.K, options.train_size, options.drain) == (3, 7, False)
-    assert given == {"K", "train_size", "drain"}
 
 
 def test_a_defect_is_no_bad_input(monkeypatch, tmp_path):

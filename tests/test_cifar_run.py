@@ -1,7 +1,5 @@
 """The command as a person meets it: what a run leaves, how it is stopped and goes on, in real processes."""
 
-import math
-import re
 
 import pytest
 from cifar_processes import QUICK, SHORT, command, finish, read
@@ -56,23 +54,6 @@ def test_every_batch_is_in_the_metrics_and_the_ragged_one_too(short_run):
 
 
 @pytest.mark.slow
-def test_the_start_says_what_each_stage_costs_holds_and_sends_and_so_does_the_config(short_run):
-    path, out = short_run
-    first, last = read(path / "config.json")["stages"]
-    assert (first["first_block"], last["last_block"]) == (0, 4)
-    assert first["last_block"] + 1 == last["first_block"]
-    assert first["share_of"] == last["share_of"] == "FLOPs"
-    assert first["share_percent"] + last["share_percent"] == pytest.approx(100, abs=0.11)  # each is rounded to a tenth
-    assert first["parameters"] + last["parameters"] == 75_290
-    assert [stage["memory_bytes"]["kept"] for stage in (first, last)] == [2, 1]
-    assert first["memory_bytes"]["weights"] == 4 * first["parameters"]
-    assert first["memory_bytes"]["old_weights"] == first["memory_bytes"]["weights"]
-    shape = [int(n) for n in re.findall(r"\d+", first["sends"].removeprefix("float32"))]
-    assert shape[0] == 32 and (first["sends_bytes"], last["sends_bytes"]) == (4 * math.prod(shape), 0)
-    assert f"{first['share_percent']:.0f}% of the FLOPs" in out and f"sends {first['sends']}" in out
-
-
-@pytest.mark.slow
 def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):
     path, _ = short_run
     before, page = (path / "summary.json").read_text(), (path / "report.html").read_text()
@@ -81,27 +62,6 @@ def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):
     assert (code, err) == (0, "")
     assert "is finished: 8 batches" in out
     assert (path / "summary.json").read_text() == before and (path / "report.html").read_text() == page
-
-
-@pytest.mark.slow
-def test_auto_without_cifar_is_digits_and_says_so_first_and_last(tmp_path):
-    nothing = tmp_path / "nothing"
-    nothing.mkdir()
-    words = SHORT.replace("digits", "auto").split()
-    offline = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    offline |= {"no_proxy": "", "NO_PROXY": ""}
-    offline["TFDS_DATA_DIR"] = str(nothing)
-    process = command(*words, "--steps", "2", "--run-dir", str(tmp_path / "run"), environment=offline)
-    code, out, err = finish(process)
-    assert code == 0, err
-    assert err.count("NOT CIFAR-10") == 1
-    assert out.count("!!! ") == 1 and out.rstrip().splitlines()[-1].startswith("!!! NOT CIFAR-10")
-    assert "- images/s" in out  # both batches may have compiled something
-    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert {event["images_per_second"] for event in lines if "train_loss" in event} == {None}
-    summary = read(tmp_path / "run" / "summary.json")
-    assert (summary["dataset"], summary["images_per_second"]) == ("digits", None)
-    assert "digits" in summary["note"]
 
 
 @pytest.mark.slow

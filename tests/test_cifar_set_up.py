@@ -1,15 +1,11 @@
 """What the command makes of its options and of the machine before it trains."""
 
 from collections import namedtuple
-from types import SimpleNamespace
 
 import pytest
 
 from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
-from fdg_jax.machine import huge_pages
-from fdg_jax.models import paper_split
-from fdg_jax.training.opening import whose_split
 
 Device = namedtuple("Device", "platform id device_kind")
 
@@ -39,37 +35,7 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
     assert chosen("gpu", 1, method="bp", K=1, engine="delay-line") == ("delay-line", "")  # asked for: nothing to tell
 
 
-def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(monkeypatch):
-    from fdg_jax.training import job as jobs
-
-    plain = "--xla_cpu_multi_thread_eigen=false"
-    for cores, before, resumed, then in (
-        (1, {}, None, plain),
-        (1, {"XLA_FLAGS": "--xla_dump_to=x"}, None, f"--xla_dump_to=x {plain}"),
-        (1, {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}, None, "--xla_cpu_multi_thread_eigen=true"),
-        (2, {}, None, None),
-        (1, {}, {"xla_flags": None}, None),
-        (2, {}, {"xla_flags": plain}, plain),
-    ):
-        environment = dict(before)
-        monkeypatch.setattr(jobs.facts, "usable_cores", lambda cores=cores: cores)
-        monkeypatch.setattr(jobs.os, "environ", environment)
-        jobs.prepare_cpu(resumed)
-        assert environment.get("XLA_FLAGS") == then
-
-
-def test_huge_pages_are_asked_for_once_and_only_where_they_help(monkeypatch):
-    monkeypatch.setattr(huge_pages, "glibc_has_huge_pages", lambda: True)
-    monkeypatch.setattr(huge_pages, "gpu_visible", lambda environment: False)
-    first = huge_pages.wanted_environment({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
-    assert first is not None
-    assert first["GLIBC_TUNABLES"] == f"glibc.malloc.check=1:glibc.malloc.hugetlb=1:{huge_pages.KEPT}"
-    assert huge_pages.wanted_environment(first) is None
-    assert huge_pages.wanted_environment({"FDG_JAX_HUGE_PAGES": "0"}) is None
-    monkeypatch.setattr(huge_pages, "gpu_visible", lambda environment: True)
-    assert huge_pages.wanted_environment({}) is None
-
-
+@pytest.mark.slow
 def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
     from fdg_jax import data
     from fdg_jax.training.job import load_data
@@ -103,18 +69,3 @@ def test_windows_lie_on_a_grid_that_divides_an_epoch():
     assert default_window(Config(engine="delay-line"), "gpu", 128 * 397) == 50  # 397 is prime
     assert default_window(Config(engine="delay-line"), "cpu", 50_000) == 1
     assert default_window(Config(engine="pipeline"), "gpu", 50_000) == 1
-
-
-def test_a_run_says_whether_the_authors_cut_the_network_so():
-    way = "stages share the FLOPs as evenly as whole blocks allow"
-    none = f"the authors' code has no split of resnet20 for K=4, so {way}"
-    for name, model, K, says in (
-        ("paper", "resnet1202", 5, " (as in the authors' code)"),
-        ("balanced", "resnet20", 4, f" ({none})"),
-        ("balanced", "resnet20", 2, ""),  # asked for, although the authors have one
-        ("3,7", "resnet20", 3, ""),
-    ):
-        has_one = paper_split(model, K) is not None
-        partition = SimpleNamespace(name=name, unit="FLOPs", has_paper_split=has_one)
-        job = SimpleNamespace(partition=partition, options=SimpleNamespace(model=model, K=K))
-        assert whose_split(job) == says  # type: ignore[arg-type]

@@ -50,54 +50,11 @@ def test_runs_of_another_length_or_text_are_another_row(other, tmp_path):
     assert [row[1] for row in found.rows] == ["1", "1"] and found.groups[1].differs == other
 
 
-@pytest.mark.parametrize(("stages", "said"), [
-    ([{"memory_bytes": {"total": 5_000_000}}, {"memory_bytes": None}, {}], [5_000_000]), (None, []),
-    ([{"memory_bytes": {"total": "much"}}], "total is 'much', which is no whole number"), ([7], "stages has 7"),
-])  # fmt: skip
-def test_the_memory_of_stages_is_read_or_refused_in_one_sentence(tmp_path, stages, said, capsys):
-    run = made(tmp_path)
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "stages": stages}))
-    if isinstance(said, list):
-        assert results.read(run)[0].memory_bytes == said
-        return
-    assert compare.main([str(run)]) == 2
-    assert said in (err := capsys.readouterr().err) and err.count("\n") == 1
-
-
 def test_an_unfinished_run_is_compared_by_what_is_known(tmp_path):
     found = compared(made(tmp_path, "a", None), made(tmp_path, "b", beta=0.5))
     assert [row[1] for row in found.rows] == ["1, 1 unfinished", "1"]
     last = made_up_runs.events(5)[-1]["test_error_percent"]
     assert found.rows[0][2] == f"{last:.2f}" and found.rows[0][found.heads.index("images/s")] == "-"
-
-
-def test_options_that_mean_nothing_in_a_run_do_not_part_it_from_others(tmp_path):
-    found = compared(made(tmp_path, "a", K=1, beta=0.5), made(tmp_path, "b", K=1, beta=0.9, seed=1))
-    assert [(group.name, len(group.runs)) for group in found.groups] == [("fdg, K=1", 2)]
-
-
-@pytest.mark.parametrize(("place", "value"), [
-    (("options", "K"), "a"), (("name",), 5), (("steps",), 10**18), (("images_per_second",), "x"),
-    (("training_curve", "epoch", 3), "x"), (("evaluations", 0), 3), (("evaluations", 0, "test_error_percent"), 101),
-])  # fmt: skip
-def test_a_value_that_cannot_be_in_a_results_file_is_refused_in_a_sentence(place, value, tmp_path):
-    good, *others = (RESULTS / "decisive.jsonl").read_text().splitlines()[:3]
-    holder = line = json.loads(good)
-    for key in place[:-1]:
-        holder = holder[key]
-    holder[place[-1]] = value
-    (tmp_path / "x.jsonl").write_text("\n".join([others[0], json.dumps(line), others[1]]))
-    with pytest.raises(BadInput, match=r"line 2 is no result of a training run: .*\. Files"):
-        compared(tmp_path / "x.jsonl")
-
-
-def test_a_run_with_options_that_no_run_can_have_is_refused(tmp_path):
-    run = made(tmp_path)
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "batch_size": 0}))
-    with pytest.raises(BadInput, match="holds what no run can have"):
-        results.read(run)
 
 
 def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
@@ -117,36 +74,6 @@ def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
             assert last.seconds == pytest.approx(150_000 / of_run["images_per_second"])
 
 
-@pytest.mark.slow
-def test_options_that_a_method_does_not_have_are_left_out(tmp_path):
-    found = compared(made(tmp_path, "b", method="bp", K=1, beta=0.25), made(tmp_path, "f", beta=0.5))
-    assert [group.name for group in found.groups] == ["bp, K=1", "fdg, K=2, beta=0.5"]
-    assert "<td>–</td>" in comparison.page(found)  # the beta of BP
-    bp = compared(made(tmp_path, "c", method="bp", K=1))
-    assert "beta" not in bp.common and "split" not in bp.common and "momentum" in bp.common
-
-
-def test_notes_say_where_errors_do_not_compare(tmp_path):
-    def notes(**other):
-        return compared(made(tmp_path / str(other), "a"), made(tmp_path / str(other), "b", **other)).notes
-
-    assert notes(beta=0.5) == [*comparison.NOTES]
-    assert notes(dataset="digits") == [*comparison.NOTES, comparison.OTHER_DATA]
-
-
-def test_the_page_links_the_reports_that_are_there(tmp_path):
-    run, other = made(tmp_path / "x", "a <b> #1"), made(tmp_path / "x", "c", beta=0.5)
-    (run / "report.html").write_text("")
-    assert compare.main([str(run), str(other), "--html", str(tmp_path / "made.html")]) == 0
-    page = (tmp_path / "made.html").read_text()
-    assert '<a href="x/a%20%3Cb%3E%20%231/report.html">a &lt;b&gt; #1</a>.' in page and page.count("<a ") == 1
-
-
-def test_time_is_that_of_training_alone(tmp_path):
-    found = compared(made(tmp_path))  # 9.5 s in all by summary.json, 5 epochs of 50000 at 123.4 images/s
-    assert found.rows[0][found.heads.index("time of training alone")] == "33m46s"
-
-
 def test_time_goes_by_the_speeds_of_the_lines_and_ends_by_the_speed_of_the_run():
     clock = results.clock_of([(10, None), (20, 10.0), (30, 5.0)], 1, 20.0)  # 0.5, 1 and 2 s, scaled to 1.5 s in all
     assert [clock(n) * 7 / 3 for n in (0, 10, 20, 25, 30)] == pytest.approx([0, 0.5, 1.5, 2.5, 3.5])
@@ -154,39 +81,10 @@ def test_time_goes_by_the_speeds_of_the_lines_and_ends_by_the_speed_of_the_run()
     assert results.clock_of([(10, None)], 1, None)(5) is None
 
 
-def test_a_curve_is_the_median_of_its_runs_and_ends_with_the_first_of_them():
-    def run(values):
-        places = [results.Point(10 * i, 0.0, None, value) for i, value in enumerate(values, 1)]
-        return results.Result("", {}, True, places, [], {}, [])
-
-    group = results.Group("x", {}, [run([1, 2, 3, 9]), run([3, 6, 9]), run([2, 2, 2])])
-    (line,) = comparison.lines([group], lambda run: run.losses, "batches")
-    assert line.middle == [(10, 2), (20, 2), (30, 3)]
-    assert line.low == [(10, 1), (20, 2), (30, 2)] and line.high == [(10, 3), (20, 6), (30, 9)]
-    assert comparison.lines([group], lambda run: run.losses, "seconds") == []
-
-
-def test_the_page_asks_for_nothing_and_names_that_hold_html_stay_text(tmp_path):
-    note = "<script>alert(1)</script>"
-    paths = [made(tmp_path, "a", data_dir=note), made(tmp_path, "b", beta=0.5, dataset="digits")]
-    found = compared(*paths)
-    text = comparison.page(found._replace(common={**found.common, "model": note}))
-    assert "<script" not in text and "&lt;script&gt;alert(1)" in text
-    assert "http" not in text.replace("http-equiv", "") and "url(" not in text.replace("url(#", "")
-    assert text.count('<svg class="chart"') == 2 * 2  # test error and loss; over batches and time
-    other_size = comparison.page(compared(paths[0], made(tmp_path, "d", batch_size=64)))
-    assert other_size.count('<svg class="chart"') == 2 * 3  # over examples, too
-    unfinished = comparison.page(compared(made(tmp_path, "c", None)))  # no speed is known
-    assert unfinished.count('<svg class="chart"') == 2 * 1 and unfinished.count("nothing measured") == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "is empty"),
-        *((line, "line 1 is no result") for line in ("{}", "nonsense", "[1]", '{"options": {}, "name": "x"}')),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    ("", "is empty"),
+    *((line, "line 1 is no result") for line in ("{}", "nonsense", "[1]", '{"options": {}, "name": "x"}')),
+])  # fmt: skip
 def test_what_is_no_results_file_is_refused(tmp_path, content, said):
     (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(BadInput, match=said):

@@ -67,15 +67,12 @@ WRONG = {
 }
 
 
-CASES = [(name, text, said) for name, each in WRONG.items() for text, said in each.items()]
-
-
-@pytest.mark.parametrize(("name", "text", "said"), CASES, ids=range(len(CASES)))
-def test_what_is_wrong_is_named_with_its_line(name, text, said, tmp_path):
-    with pytest.raises(BadInput) as refused:
-        config_file.read(written(tmp_path, name, text))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
-    assert str(tmp_path / name) in str(refused.value)
+def test_what_is_wrong_is_named_with_its_line(tmp_path):
+    for name, text, said in ((name, *each) for name, cases in WRONG.items() for each in cases.items()):
+        with pytest.raises(BadInput) as refused:
+            config_file.read(written(tmp_path, name, text))
+        assert said in str(refused.value) and "\n" not in str(refused.value), text
+        assert str(tmp_path / name) in str(refused.value)
 
 
 def test_what_is_no_file_is_refused(tmp_path):

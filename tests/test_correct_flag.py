@@ -6,9 +6,8 @@ import pytest
 from correction_files import put_into
 from test_own_options import run
 
-from fdg_jax import cli, methods
+from fdg_jax import cli
 from fdg_jax.checks import options as checks
-from fdg_jax.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -27,21 +26,6 @@ SEARCHED = (
 def test_shrinking_by_1_is_accepted_where_it_was_asked_for_or_nothing_can_be_late(words):
     options, given = cli.parse(f"--correct shrink {words}".split(), "command")
     checks.check(options, given)
-
-
-def test_a_method_that_is_refused_beta_names_shrink_only_where_shrink_then_runs():
-    for method in (name for name in methods.names() if "beta" not in methods.find(name).takes):
-        words = ["--method", method, "--beta", "0.5"]
-        with pytest.raises(BadInput, match=r"^beta=0\.5: .* Leave it out[,.]") as refused:
-            checks.check(*cli.parse(words, "command"))
-        says = "or add correct='shrink', which takes it" in str(refused.value)
-        asked = cli.parse([*words, "--correct", "shrink"], "command")
-        if says:
-            checks.check(*asked)
-        else:
-            with pytest.raises(BadInput, match="no gradient is late"):
-                checks.check(*asked)
-        assert says or method not in ("replay", "fr")  # whose gradients are late
 
 
 @pytest.mark.slow

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracle
 import pytest
-from small import CurrentPart, as_functions, cross_entropy, fed, leaves, mostly_slow, parts, pipeline, recipe
+from small import CurrentPart, fed, leaves, parts, pipeline
 from stages_of_layers import ROUNDING
-from test_correction_oracles import DATA, Anticipating, M, each
+from test_correction_oracles import DATA, M, each
 
 from fdg_jax.corrections import cosine, shrink
 from fdg_jax.corrections.anticipate import coefficient, make
@@ -107,6 +106,7 @@ def far_ahead(tau):
     return sum(M**ahead for ahead in range(1, tau + 1))
 
 
+@pytest.mark.slow
 def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference():
     """w <- w - rate v, so the last difference is -rate v where the rate is constant. This library's SGD decays and
     clips gradients before its momentum, so both are in v."""
@@ -143,7 +143,8 @@ def test_nesterov_is_the_iteration_of_asynchronous_nesterovs_theorem():
     np.testing.assert_allclose(delayed(theorem), delayed(nesterov), **EXACTLY)
 
 
-@pytest.mark.parametrize("prediction", mostly_slow(["linear", "spike"], "linear"))
+@pytest.mark.slow
+@pytest.mark.parametrize("prediction", ["linear", "spike"])
 def test_behind_adamw_prediction_is_pipeoptims_but_for_which_weights_decay_and_behind_adam_msnags(prediction):
     """PipeOptim: w - s rate (M^ / (sqrt(V^) + eps) + decay w); here the last w is that before the update.
 
@@ -231,42 +232,3 @@ def test_cgads_decay_is_fdgs_beta_where_the_staleness_is_constant(order, less):
         gated, _ = cosine.make(late, a).gradient(g, None, None, g)
         shrunk, _ = shrink.make(late, math.exp(-2 * a)).before.update(g, optax.EmptyState())
         np.testing.assert_allclose(gated, math.exp(a * less) * shrunk, rtol=1e-6)  # float32
-
-
-def x_form(inner, c):
-    """Anticipation as a wrapper around an optax chain: the weights it trains are the anticipating ones.
-
-    x(n+1) = x(n) + (1 + c) u(n) - c u(n-1), and the inner chain sees y = x - c u(n-1)."""
-
-    def init(x):
-        return inner.init(x), each(jnp.zeros_like, x)
-
-    def update(grads, state, x):
-        state, before = state
-        updates, state = inner.update(grads, state, each(lambda x, u: x - c * u, x, before))
-        return each(lambda new, old: (1 + c) * new - c * old, updates, before), (state, updates)
-
-    return optax.GradientTransformation(init, update)
-
-
-@pytest.mark.slow
-def test_anticipation_is_the_optax_wrapper_that_trains_the_anticipating_weights():
-    """Weight decay is in it: it is taken at y. And y, which is evaluated, is not what the wrapper trains."""
-    ours = pipeline(2, DATA[0], correct="anticipate", prediction="linear")
-    start = fed(ours, DATA)
-    (tau, _), last = fdg(2).staleness, [Anticipating(1.0), None]
-
-    class Wrapped:
-        optimizer = x_form(recipe(), 1.0)
-
-    functions = as_functions(parts(2))
-    both = [
-        oracle.stashed(functions, cross_entropy, recipe(), start, DATA, (tau, 0), rules=rules)[0]
-        for rules in (last, [Wrapped(), None])
-    ]
-    d, stage_1 = last[0].last, (ours.params[0], *(variables[0] for variables in both))
-    found = [leaves(variables["params"]) for variables in stage_1]
-    for mine, y, x, ahead in zip(*found, leaves(d), strict=True):
-        np.testing.assert_allclose(mine, y, **ROUNDING)
-        np.testing.assert_allclose(x, y + ahead, **ROUNDING)
-    assert max(np.abs(leaf).max() for leaf in leaves(d)) > 1e-3

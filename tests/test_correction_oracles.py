@@ -11,7 +11,6 @@ import oracle
 import pytest
 from small import (
     CLASSES,
-    CurrentPart,
     as_functions,
     batches,
     close,
@@ -148,49 +147,6 @@ def test_what_is_evaluated_are_the_papers_weights_and_not_the_anticipating_ones(
     assert abs(there - here) > 1e-3
 
 
-def late_by(tau, chain):
-    """marin's harness: an optax chain that is given the gradient of tau steps before, and nothing in the first tau."""
-
-    def init(params):
-        return chain.init(params), []
-
-    def update(grads, state, params=None):
-        inner, queue = state
-        if len(queue) < tau:
-            return each(jnp.zeros_like, grads), (inner, [*queue, grads])
-        oldest, *rest = [*queue, grads]
-        updates, inner = chain.update(oldest, inner, params)
-        return updates, (inner, rest)
-
-    return optax.GradientTransformation(init, update)
-
-
-@pytest.mark.slow
-def test_an_optax_chain_behind_a_queue_of_gradients_is_the_delay_line():
-    ours = pipeline(3, DATA[0], engine="delay-line")
-    start = jax.device_get(ours.params)
-    for batch in DATA:
-        ours.step(batch)
-    waiting = ours.params  # not drained: the harness never is
-    params, extras = map(list, zip(*[oracle.split(v) for v in start], strict=True))
-    functions = as_functions(parts(3))
-    chains = [late_by(tau, recipe()) for tau in STALENESS]
-    states = [chain.init(p) for chain, p in zip(chains, params, strict=True)]
-
-    @jax.jit
-    @jax.grad
-    def gradients(params, x, labels):
-        for function, p, extra in zip(functions, params, extras, strict=True):
-            x, _ = function(p, extra, x)  # running statistics change no gradient
-        return cross_entropy(x, labels)
-
-    for x, labels in DATA:
-        for k, g in enumerate(gradients(params, x, labels)):
-            updates, states[k] = chains[k].update(g, states[k], params[k])
-            params[k] = optax.apply_updates(params[k], updates)
-    close([v["params"] for v in waiting], params, **ROUNDING)
-
-
 class SteppingBack:
     """PipeMare's T2."""
 
@@ -226,27 +182,6 @@ def test_t2_without_memory_and_with_equal_updates_finds_the_weights_of_the_forwa
     for before, after in pairwise(w):
         state = correction.updated(before, after, state)
     assert float(correction.backward(w[8], state)) == float(w[3])
-
-
-@pytest.mark.slow
-def test_t2_without_memory_takes_the_gradients_of_stashed_weights_where_all_updates_are_equal():
-    """So the staleness that it is told, and the versions between F and B, are those of the schedule."""
-    equal = optax.stateless(lambda updates, params: each(lambda u: jnp.full_like(u, 1 / 16), updates))
-    asked = {
-        "t2": {"weights": "current", "correct": "t2", "discrepancy": 0.0},
-        "stashed": {}, "current": {"weights": "current"},
-    }  # fmt: skip
-    norms = {}
-    for name, also in asked.items():
-        made = pipeline(3, DATA[0], equal, parts(3, CurrentPart), gradient_norms=True, **also)
-        norms[name] = []
-        for n, batch in enumerate(DATA):
-            made.step(batch)
-            norms[name] += [made.gradient_norms()] if n > 7 else []  # the pipeline is full: all updates of τ are there
-    # w - τ d rounds τ + 1 times, by 6e-8 of weights of order 1.
-    np.testing.assert_allclose(norms["t2"], norms["stashed"], rtol=1e-5)
-    off = np.abs(np.divide(norms["current"], norms["stashed"]) - 1)
-    assert (off[:, :2].max(0) > 1e-2).all() and (off[:, 2] < 1e-5).all()  # stage 3 is not late
 
 
 def test_delay_compensation_has_the_papers_strength_by_default():

@@ -86,16 +86,6 @@ def test_an_arm_without_its_whole_grid_has_no_choice_and_of_equals_the_first_is_
     assert texts.EIGHT.choice(found, texts.BP) == {"learning_rate": 0.004}
 
 
-def test_a_line_made_with_an_earlier_choice_is_refused(tmp_path):
-    lines = tuned(images.OF_BP, 0)
-    lines |= {run.name: line(run) for run in images.OF_BP.final_runs(lines)}
-    table = written(tmp_path, corrections_images.TABLE, lines)
-    assert len(result_files.read(table, tmp_path)) == 6 + 3
-    table = written(tmp_path, corrections_images.TABLE, lines | tuned(images.OF_BP, 1))
-    with pytest.raises(BadInput, match=r"final-K1-bp-seed0 is of another run: learning_rate is 0\.05, not 0\.1"):
-        result_files.read(table, tmp_path)
-
-
 # The text
 
 
@@ -141,6 +131,3 @@ def test_runs_that_diverged_are_collected_once_and_not_made_again(tmp_path, monk
     assert table_command.main(table, ["run", *where, "--only", stopped.name, full.name]) == 0
     assert asked == [full] and "3 diverged" in table.document(found)
     capsys.readouterr()
-
-
-# The whole way

@@ -172,20 +172,3 @@ def test_a_saved_state_of_another_correction_is_refused_though_its_arrays_have_t
     pipeline(2, DATA[0], correct="anticipate", prediction="linear", momentum=0.9).restore(state)
     with pytest.raises(BadInput, match=r"of another run \(.* corrected by anticipate, .* corrected by cosine"):
         pipeline(2, DATA[0], correct="cosine").restore(state)
-
-
-@pytest.mark.slow
-def test_processes_are_compared_by_all_that_a_correction_is_told():
-    def settings(**options):
-        made = pipeline(2, DATA[0], accumulate=2, correct="anticipate", **{**ASKED, **options})._configuration
-        key = jax.random.key(0)
-        return made.settings(key, made.specs(key, DATA[0], None)[0])
-
-    one = settings()
-    for options, name in (
-        ({"momentum": 0.5}, "momentum"),
-        ({"learning_rate": optax.constant_schedule(0.1)}, "learning rate"),
-        ({"prediction": "last"}, "anticipate's prediction"),
-    ):
-        other = settings(**options)
-        assert {each for each in one if one[each] != other[each]} == {name}

@@ -41,20 +41,17 @@ IMAGES, LABELS = np.zeros((5, 8, 8, 3), np.uint8), np.arange(5, dtype=np.int32)
 SOUND = Dataset("mine", IMAGES, LABELS, IMAGES, LABELS, 5, (0.5,) * 3, (0.2,) * 3, pad=1, flip=False)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"train_images": IMAGES / 255}, "train_images is float64[5, 8, 8, 3]. Images are uint8[N, H, W, C]."),
-        ({"test_images": IMAGES[:, :4]}, "test_images is uint8[5, 4, 8, 3], and train_images is uint8[5, 8, 8, 3]."),
-        ({"train_labels": LABELS.astype(np.int64)}, "train_labels is int64[5]. Labels are int32[N], one for each"),
-        ({"test_labels": LABELS[:4]}, "test_labels is int32[4]. Labels are int32[N], one for each"),
-        ({"test_images": IMAGES[:0], "test_labels": LABELS[:0]}, "there is no image in it"),
-        ({"train_labels": LABELS + 1}, "train_labels run from 1 to 5. With 5 classes labels are 0 to 4."),
-        ({"std": (0.2, 0.0, 0.2)}, "std is (0.2, 0.0, 0.2). It has 3 numbers between 0 and 1"),
-        ({"mean": (0.5,)}, "mean is (0.5,). It has 3 numbers between 0 and 1"),
-        ({"pad": 8}, "pad is 8. It is less than the 8 pixels of an image"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"train_images": IMAGES / 255}, "train_images is float64[5, 8, 8, 3]. Images are uint8[N, H, W, C]."),
+    ({"test_images": IMAGES[:, :4]}, "test_images is uint8[5, 4, 8, 3], and train_images is uint8[5, 8, 8, 3]."),
+    ({"train_labels": LABELS.astype(np.int64)}, "train_labels is int64[5]. Labels are int32[N], one for each"),
+    ({"test_labels": LABELS[:4]}, "test_labels is int32[4]. Labels are int32[N], one for each"),
+    ({"test_images": IMAGES[:0], "test_labels": LABELS[:0]}, "there is no image in it"),
+    ({"train_labels": LABELS + 1}, "train_labels run from 1 to 5. With 5 classes labels are 0 to 4."),
+    ({"std": (0.2, 0.0, 0.2)}, "std is (0.2, 0.0, 0.2). It has 3 numbers between 0 and 1"),
+    ({"mean": (0.5,)}, "mean is (0.5,). It has 3 numbers between 0 and 1"),
+    ({"pad": 8}, "pad is 8. It is less than the 8 pixels of an image"),
+])  # fmt: skip
 def test_what_breaks_the_contract_of_a_data_set_is_refused_when_it_is_loaded(changed, said):
     assert checked(SOUND) is SOUND
     with pytest.raises(BadInput, match=re.escape(said)):
@@ -152,16 +149,6 @@ def test_cifar10_16_is_cifar10_with_every_two_by_two_pixels_made_one(tmp_path):
         assert images.dtype == np.uint8 and images.flags.c_contiguous
     np.testing.assert_array_equal(found.train_labels, train_labels)
     np.testing.assert_array_equal(found.test_labels, test_labels)
-
-
-def test_the_default_directory_is_tfdss_own(tmp_path, monkeypatch):
-    _, wrote = tfds_directory(tmp_path / "default")
-    assert_same(data.load("cifar10"), wrote)
-    monkeypatch.delenv("TFDS_DATA_DIR")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    (tmp_path / "default").rename(tmp_path / "home" / "tensorflow_datasets")
-    assert_same(data.load("cifar10"), wrote)
 
 
 def test_the_newest_version_is_read(tmp_path):

@@ -24,7 +24,7 @@ from small import (
     pipeline,
     recipe,
 )
-from stages_of_layers import ROUNDING, Two
+from stages_of_layers import ROUNDING
 
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import digits
@@ -49,23 +49,7 @@ def test_data_parallel_is_its_oracle_and_every_example_of_a_batch_that_K_does_no
         assert any(np.abs(leaf[0] - leaf[1]).max() > 0.01 for leaf in leaves(statistics(ours)))
 
 
-def train_the_same(ours, true, data):
-    fed(ours, data)
-    fed(true, data)
-    close(ours.params, true.params, **ROUNDING)  # a sum over the batch is made of K sums
-    np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("K", [2])
-def test_without_batch_norm_it_is_backprop_for_any_batch_size(K):
-    data = batches(8, SIZE)
-    data[2:4] = [(x[:size], y[:size]) for size, (x, y) in zip((13, K - 1), data[2:4], strict=True)]
-    stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
-    ours, true = replicated(K, data[0], stages=stages), pipeline(K, data[0], stages=stages, method="bp")
-    train_the_same(ours, true, data)
-
-
 def test_a_batch_that_is_spread_is_augmented_where_its_images_are():
     images, place = np.zeros((8, 16, 16, 3), np.uint8), replica_places(jax.devices()[:2])[0]
     transform = jax.jit(train_transform(digits.load()._replace(flip=True), 0))
@@ -154,13 +138,6 @@ def test_synchronised_replicas_draw_what_backprop_draws():
     ours, true = (masks(pipeline(2, (x, y), stages=stages, **options), (x, y)) > 0 for options in
                   ({"method": "data_parallel", "batch_norm": "sync"}, {"method": "bp"}))  # fmt: skip
     np.testing.assert_array_equal(ours, true)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_local_statistics_does_not_fit_synchronised_ones():
-    example = batches(1, SIZE)[0]
-    with pytest.raises(BadInput, match="this run needs"):
-        replicated(2, example, batch_norm="sync").restore(replicated(2, example).state())
 
 
 @pytest.mark.parametrize("K", [1, 2])

@@ -1,11 +1,10 @@
 """The registered experiments: their runs, the rules on hand-made results, and their pages with some and all of them."""
 
 
-from experiments import decisive, differences
+from experiments import decisive
 from experiments.decision import rules
 from experiments.decision.rules import BP, CONFIRMED, LONG, REFUTED, SHRUNK, STALE, UNDECIDED
 from experiments.harness.intervals import Seeds
-from fdg_jax import models
 
 TABLE = decisive.TABLE
 NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)  # of the seeds; deviation 0.079, so intervals of differences are within 0.14
@@ -109,26 +108,3 @@ def test_one_refuted_claim_refutes_and_one_undecided_leaves_it_open():
     assert rules.overall(yes, yes, yes) == CONFIRMED
     assert rules.overall(yes, open_, no) == REFUTED
     assert rules.overall(yes, open_, yes) == UNDECIDED
-
-
-# The page
-
-
-# Differences from the authors' code
-
-
-def test_an_arm_differs_from_the_base_in_one_option_and_the_base_is_an_arm_of_the_decisive_experiment():
-    assert {run.name for run in differences.TABLE.runs} & {run.name for run in TABLE.runs} == {
-        run.name for run in differences.BASE.values()
-    }
-    assert all(run in TABLE.runs for run in differences.BASE.values())
-    for arm, one in differences.ARMS.items():
-        base, own = differences.BASE[0].flags, differences.run_of(arm, 0).flags
-        assert {name: value for name, value in own.items() if base.get(name) != value} == one.changed
-        assert len(one.changed.keys() - {"engine"}) == 1
-    # The delay line has no batches in flight, so these two differ in the moment of the test alone.
-    changed = {arm: dict(one.changed) for arm, one in differences.ARMS.items()}
-    assert {**changed["no-drain"], "engine": "pipeline"} == changed["in-flight"]
-    assert changed["full-batches"]["train_size"] % decisive.BATCH == 0
-    for arm in ("init", "pool"):  # cut where the base is
-        assert len(models.blocks(changed[arm]["model"], 10)) == len(models.blocks("resnet8", 10))

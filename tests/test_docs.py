@@ -7,16 +7,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from cifar_processes import printed
-from small import batches, fed, pipeline
+from small import batches, pipeline
 
 from experiments.harness import markdown, readme
-from fdg_jax import data, methods, transport
+from fdg_jax import methods, transport
 from fdg_jax.engine import transports
-from fdg_jax.errors import BadInput
 from fdg_jax.schedule.running import validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,36 +121,6 @@ def test_the_schedule_shown_is_the_one_of_ddg(put):
         validate(own, 3 * K)
         assert [own.tick(t, None) for t in range(1, 20)] == [ours.tick(t, None) for t in range(1, 20)]
         assert (own.delays, own.ticks(7)) == (ours.delays, ours.ticks(7))
-
-
-@pytest.mark.slow
-def test_the_method_with_a_stage_of_its_own_stands_still_and_then_trains(put):
-    put(methods, "still_first", shown("docs/extending.md", "StandsStill"))
-    seen = batches(8)
-    made = pipeline(2, seen[0], method="still_first", still=4)
-
-    def moved(some):
-        """The largest change of a weight of each stage."""
-        before = jax.tree.map(np.asarray, [stage["params"] for stage in made.params])
-        fed(made, some)
-        pairs = zip(before, [stage["params"] for stage in made.params], strict=True)
-        return [max(jax.tree.leaves(jax.tree.map(lambda a, b: float(abs(b - a).max()), *pair))) for pair in pairs]
-
-    still, moving = moved(seen[:4]), moved(seen[4:])
-    assert still[0] < moving[0] / 10 and still[1] > 10 * still[0]  # weight decay acts on stage 1 all the same
-
-
-def test_the_data_set_is_read_and_a_missing_file_is_refused(put, tmp_path):
-    put(data.sets, "mine", shown("docs/extending.md", "def load"))
-    with pytest.raises(BadInput, match=r"mine\.npz does not exist\. .*--data-dir"):
-        data.load("mine", tmp_path)
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (2, 12, 8, 8, 3), np.uint8), np.arange(24).reshape(2, 12) % 4
-    arrays = {"train_images": images[0], "train_labels": labels[0], "test_images": images[1], "test_labels": labels[1]}
-    np.savez(tmp_path / "mine.npz", **arrays)
-    found = data.load("mine", tmp_path)
-    assert (found.name, found.classes, found.shape, found.train_labels.dtype) == ("mine", 4, (8, 8, 3), np.int32)
-    np.testing.assert_allclose(found.mean, images[0].mean((0, 1, 2)) / 255, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -15,8 +15,6 @@ from small import batches, fed, pipeline
 
 import fdg_jax
 from examples import whole
-from fdg_jax import split
-from fdg_jax.corrections.interface import Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule.running import validate
@@ -104,43 +102,6 @@ def test_pipeline_takes_a_method_that_lies_in_no_folder():
         pipeline(2, DATA[0], method=METHOD, link_ticks=-1)
 
 
-@pytest.mark.slow
-def test_pipeline_takes_a_correction_that_lies_in_no_folder():
-    CORRECTION = example("trust").CORRECTION
-    change = CORRECTION.make(Late(1, 2, 1.0), distrust=2.0).gradient
-    assert change
-    grads, then, now = (np.array(each, np.float32) for each in ([6.0, 6.0, 6.0], [0.0, 0.0, 0.0], [0.0, 1.0, -2.0]))
-    found, _ = change(grads, then, now, ())
-    np.testing.assert_allclose(found, [6.0, 2.0, 1.2], rtol=1e-6)  # mean distance 1: by 1, 1 + 2, 1 + 4
-    np.testing.assert_allclose(change(grads, then, then, ())[0], grads, rtol=1e-6)
-    assert trained(correct=CORRECTION).parameters_sha256() != trained(method="fdg").parameters_sha256()
-    with pytest.raises(BadInput, match=r"distrust=-1\.0: it cannot be negative"):
-        pipeline(2, DATA[0], correct=CORRECTION, distrust=-1.0)
-
-
-# Weights of PyTorch
-
-
-def test_weights_go_from_pytorchs_layout_and_back():
-    ours, rng = example("torch_weights"), np.random.default_rng(0)
-    shapes = {"conv1.weight": (16, 1, 3, 3), "conv2.weight": (32, 16, 3, 3), "fc.weight": (10, 32)}
-    shapes |= {"conv2.bias": (32,), "fc.bias": (10,)}
-    there = {name: rng.normal(size=shapes.get(name, (16,))).astype(np.float32) for name in ours.NAMES}
-    here = ours.from_torch({**there, "bn1.num_batches_tracked": np.array(7)})
-    expected = jax.eval_shape(
-        lambda key: split.whole(ours.BLOCKS).init(key, np.zeros((1, 8, 8, 1), np.float32), False), jax.random.key(0)
-    )
-    assert jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), here) == jax.tree.map(
-        lambda leaf: (leaf.shape, str(leaf.dtype)), expected
-    )
-    kernel = here["params"]["block001"]["conv"]["kernel"]
-    assert kernel[1, 2, 7, 5] == there["conv2.weight"][5, 7, 1, 2]
-    again = ours.to_torch(here)
-    assert again.keys() == there.keys()
-    for name in there:
-        np.testing.assert_array_equal(again[name], there[name])
-
-
 # The library trains what examples/whole.py trains, which has nothing of the library in it
 
 
@@ -162,15 +123,12 @@ def loss(logits, labels):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1))
 
 
-@pytest.mark.parametrize(
-    ("K", "ours", "theirs"),
-    [
-        pytest.param(1, {}, {}, marks=pytest.mark.slow),
-        pytest.param(3, {}, {}, marks=pytest.mark.slow),
-        (3, {"beta": 0.5}, {"beta": 0.5}),
-        pytest.param(4, {"ahead": True}, {"correct": "anticipate", "prediction": "last"}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("K", "ours", "theirs"), [
+    pytest.param(1, {}, {}, marks=pytest.mark.slow),
+    pytest.param(3, {}, {}, marks=pytest.mark.slow),
+    pytest.param(3, {"beta": 0.5}, {"beta": 0.5}, marks=pytest.mark.slow),
+    pytest.param(4, {"ahead": True}, {"correct": "anticipate", "prediction": "last"}, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_the_library_computes_the_losses_of_the_idea_in_one_file(K, ours, theirs):
     batches = whole.digits(1)[0]
     first = whole.first_weights(K)

@@ -3,22 +3,15 @@
 No training happens here: run directories are made up, and a few lines of Python stand in for the training command.
 """
 
-import contextlib
 import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from made_up_runs import config, make
 
 import experiments
-from experiments import __main__ as overview
-from experiments import cifar10_short, table3
+from experiments import cifar10_short
 from experiments.harness import result_files, run_table, table_command
-from experiments.harness.run_table import RESULTS, ROOT
+from experiments.harness.run_table import RESULTS
 from fdg_jax import cli, sweep
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS
@@ -28,15 +21,6 @@ from fdg_jax.experiments import cifar, language_model, tiny_imagenet
 TABLE = cifar10_short.TABLE
 NAMES = [run.name for run in TABLE.runs]
 PROGRAMS = {module.__name__: module.PROGRAM for module in (cifar, language_model, tiny_imagenet)}
-
-
-def run_of(name: str) -> run_table.Run:
-    return next(run for run in TABLE.runs if run.name == name)
-
-
-def nowhere(path: Path) -> list[str]:
-    """Flags for a folder that has the run directories, and no results."""
-    return ["--runs-dir", str(path), "--results", str(path)]
 
 
 # The runs
@@ -67,16 +51,6 @@ def test_every_command_line_is_accepted_and_leaves_nothing_to_the_defaults_of_it
         assert {name: getattr(options, name) for name in asked} == asked, run.name
 
 
-def test_a_table_can_be_worked_on_by_its_name(tmp_path, capsys):
-    assert overview.main(["cifar10_short", "list", *nowhere(tmp_path), "--only", "bp"]) == 0
-    assert "bp: missing" in capsys.readouterr().out
-    assert overview.main(["cifar10_shrt", "list"]) == 2
-    assert "no table 'cifar10_shrt'. Did you mean cifar10_short? There are" in capsys.readouterr().err
-    assert overview.main(["--help"]) == 0
-    listed = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in listed] == experiments.names()
-
-
 # States
 
 
@@ -95,28 +69,6 @@ def test_a_directory_with_another_run_is_refused_by_name_of_the_option(tmp_path)
         make(tmp_path / name, TABLE.runs[0], **{name: value})
         with pytest.raises(BadInput, match=f"another run than bp: {name} is"):
             run_table.state(TABLE.runs[0], tmp_path / name)
-
-
-def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
-    make(tmp_path, run_of("bp"))
-    make(tmp_path, run_of("fdg-K3-beta0.5"), error=None, trained=1)
-    make(tmp_path, run_of("fdg-K4-beta1"), epochs=6)
-    assert table_command.main(TABLE, ["list", *nowhere(tmp_path), "--data-dir", "data"]) == 0
-    out = capsys.readouterr().out
-    assert "bp: done, test error 31.25%\n  .venv/bin/python -m fdg_jax.experiments.cifar --dataset cifar10" in out
-    assert f"--K 3 --beta 0.5 --data-dir data --run-dir {tmp_path}/fdg-K3-beta0.5 --resume\n" in out
-    assert f"--K 2 --beta 1 --data-dir data --run-dir {tmp_path}/fdg-K2-beta1\n" in out
-    assert f"fdg-K4-beta1: {tmp_path}/fdg-K4-beta1 holds another run than fdg-K4-beta1: epochs is 6" in out
-    assert (out.count("missing\n"), out.count("--resume")) == (4, 1)
-    assert out.splitlines()[-1] == "7 runs: 1 done, 4 missing, 1 cut off, 1 refused."
-
-
-def test_only_takes_patterns_and_refuses_one_that_fits_nothing(tmp_path, capsys):
-    chosen = ["list", "--runs-dir", str(tmp_path), "--only", "resnet20-*-seed0"]
-    assert table_command.main(table3.TABLE, chosen) == 0
-    assert capsys.readouterr().out.count("-seed0: missing\n") == 3
-    assert table_command.main(table3.TABLE, [*chosen[:-1], "resnet20-cifar10-bp-K2-seed0"]) == 2
-    assert "Did you mean resnet20-cifar10-bp-K1-seed0 or" in capsys.readouterr().err
 
 
 # Running
@@ -178,27 +130,3 @@ def test_a_refusal_stops_the_others_and_a_failure_does_not(tmp_path, stand_in, c
     stand_in(code=code)
     assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == code
     assert capsys.readouterr().out.count(said) == times
-
-
-@pytest.mark.slow
-def test_a_signal_is_handed_on_once_and_nothing_more_is_started(tmp_path, stand_in):
-    stand_in(seconds=60)
-    code = (
-        "import sys; from pathlib import Path; from experiments.harness import table_command as t\n"
-        "from experiments import cifar10_short as c\n"
-        "t.command = lambda run, data, path, resume=False: sys.argv[2:-1] + [path]\n"
-        "sys.exit(t.run_missing(c.RUNS, Path(sys.argv[1]), None, 1))"
-    )
-    told = ["python", "-c", STAND_IN, json.dumps(config(TABLE.runs[0])), "60", "0", "last"]
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *told], cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "bp" / "ready").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 128 + signal.SIGTERM
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    assert (tmp_path / "bp" / "checkpointed").exists()
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["bp"]

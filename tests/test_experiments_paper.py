@@ -1,14 +1,13 @@
 """The paper's tables: their runs have one name each, and a result lands in its cell. No training happens here."""
 
-import json
 from pathlib import Path
 
 import pytest
 from made_up_runs import make, rows
 
 import experiments
-from experiments import figure3c, table3, table6, table7
-from experiments.harness import paper, result_files, table_command
+from experiments import figure3c, table3, table6
+from experiments.harness import paper, result_files
 from experiments.harness.run_table import RESULTS, Run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -76,40 +75,6 @@ def test_collecting_one_table_leaves_the_lines_of_the_others(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_shorter_version_has_runs_results_and_pages_of_its_own_that_say_so(tmp_path, capsys):
-    asked = ["--epochs", "2", "--results", str(tmp_path)]
-    make(tmp_path / "runs", RUNS["resnet20-cifar10-bp-K1-seed0"], error=44.0, trained=2, epochs=2)
-    assert table_command.main(table3.TABLE, ["collect", *asked, "--runs-dir", str(tmp_path / "runs")]) == 0
-    assert table_command.main(table3.TABLE, ["render", *asked]) == 0
-    names = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert names == {"paper-2-epochs.jsonl", "table3-2-epochs.md"}
-    page = (tmp_path / "table3-2-epochs.md").read_text()
-    assert page.startswith("# Table 3") and "**Scaled:** 2 epochs instead of the paper's 300" in page
-    (cells,) = [cells for cells in rows(page) if len(cells) > COMMAND and cells[OURS]]
-    assert cells[OURS] == "44.00" and "--epochs 2 " in cells[COMMAND]
-    assert table_command.main(table3.TABLE, ["list", "--epochs", "0"]) == 2
-    assert "--epochs 0: use 1 or more" in capsys.readouterr().err
-
-
 def test_the_committed_shorter_table_is_what_its_results_give():
     short = paper.table(paper.Plan("table3", table3.CELLS, table3.NOTES), 3)
     assert (RESULTS / "table3-3-epochs.md").read_text() == short.document(result_files.read(short, RESULTS))
-
-
-# Table 7
-
-
-def test_a_line_of_the_benchmark_lands_in_its_row_of_table_7(tmp_path):
-    line = {
-        "benchmark": "images_per_second", "side": "fdg", "method": "fdg", "K": 4, "cores": 4, "model": "wrn28_10_fdg",
-        "batch_size": 128, "split": "paper", "xla": "", "baseline": "bp", "images_per_second": 12.34, "ratio": 3.456,
-        "windows": 6, "others_percent": 1.0, "cpu": "A Processor", "machine_cores": 8,
-    }  # fmt: skip
-    others = [{"cores": 2}, {"split": "balanced"}, {"batch_size": 64}, {"others_percent": 20.0}, {"benchmark": "other"}]
-    others += [{"model": model} for model in ("wrn28_10", "resnet101", "resnet101_imagenet")]
-    lines = [line, *({**line, "images_per_second": 99.0, **other} for other in others)]
-    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    found = table7.measured(tmp_path)
-    ours = {(s.network, s.K, s.method): table7.row(s, found)[6:9] for s in table7.SPEEDS}
-    assert ours.pop(("WRN-28-10", 4, "FDG")) == ["12.3", "3.46", "6"]
-    assert all(cells == [""] * 3 for cells in ours.values())

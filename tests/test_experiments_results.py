@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from made_up_runs import events, make, rows
+from made_up_runs import make, rows
 
 import experiments
 from experiments import cifar10_short
@@ -38,29 +38,6 @@ def test_a_line_has_the_run_and_nothing_of_where_it_was_made(tmp_path):
     assert line["hardware"]["platform"] == "Linux-6.1.2-x86_64-with-glibc2.36"
     assert [test["epoch"] for test in line["evaluations"]] == [1, 2, 3, 4, 5]
     assert line["evaluations"][4]["test_error_percent"] == 40.0
-
-
-def test_a_damaged_run_is_named_in_a_sentence(tmp_path, capsys):
-    for file, content, message in (
-        ("summary.json", "{}", "summary.json lacks 'steps'"),
-        ("config.json", '{"asked": 5}', "asked is 5, which is no object"),
-        ("metrics.jsonl", "rubbish\n", "metrics.jsonl, line 1 is damaged"),
-    ):
-        (make(tmp_path / file, TABLE.runs[0]) / file).write_text(content)
-        where = ["--runs-dir", str(tmp_path / file), "--results", str(tmp_path / "results")]
-        for verb, code in (("list", 0), ("collect", 2)):
-            assert table_command.main(TABLE, [verb, *where]) == code
-            assert message in "".join(capsys.readouterr())
-
-
-def test_the_thinned_curve_keeps_the_mean_and_the_end():
-    lines = [event for event in events(5) if "train_loss" in event]  # 200
-    curve = result_files.thinned(lines)
-    assert len(curve["epoch"]) == len(curve["train_loss"]) == len(curve["learning_rate"]) == 100
-    assert curve["epoch"][-1] == 5.0
-    assert curve["train_loss"][0] == pytest.approx((lines[0]["train_loss"] + lines[1]["train_loss"]) / 2, abs=1e-5)
-    assert curve["learning_rate"] == [0.1] * 50 + [0.01] * 50
-    assert result_files.thinned([{"epoch": 1.0, "train_loss": None, "learning_rate": 0.1}])["train_loss"] == [None]
 
 
 def test_only_finished_runs_are_collected_and_lines_of_other_runs_stay(tmp_path):

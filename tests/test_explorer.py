@@ -2,7 +2,6 @@
 
 import doctest
 import json
-import random
 import re
 import xml.etree.ElementTree as ElementTree
 from fractions import Fraction
@@ -14,12 +13,10 @@ import numpy as np
 import pytest
 
 from fdg_jax import methods
-from fdg_jax.errors import BadInput
 from fdg_jax.explorer import choices, figure, measured, page, quadratic, tables, timeline, trace
 from fdg_jax.explorer.choices import Times, Variant
-from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import __main__ as command
-from fdg_jax.schedule import bp, ideal
+from fdg_jax.schedule import ideal
 from fdg_jax.schedule.running import trace_run
 from fdg_jax.schedule.simulator import predict
 
@@ -87,19 +84,13 @@ def check_times(data, asked: list[tuple[Variant, int, Times]]) -> None:
 
 
 @pytest.mark.slow
-def test_times_are_the_simulators_for_a_sample_of_all_choices(data):
-    drawn = random.Random(23)
-    few = [(variant, drawn.choice((1, 2, 3, 4))) for variant in VARIANTS for _ in range(2)]
-    check_times(data, [(variant, K, drawn.choice(list(explored.times(K)))) for variant, K in few])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("K", choices.STAGES)
 def test_times_are_the_simulators_for_every_choice_up_to_2_stages_and_for_many_beyond(data, K):
     asked = list(explored.times(K))[:: 1 if K <= 2 else 37]
     check_times(data, [(variant, K, at) for variant in VARIANTS for at in asked])
 
 
+@pytest.mark.slow
 def test_a_barrier_between_ticks_costs_what_the_papers_table_2_says(data):
     K, lengths = 3, ideal.Time(Fraction(3), Fraction(6), Fraction(1, 2))
     for variant in VARIANTS:
@@ -113,6 +104,7 @@ def test_a_barrier_between_ticks_costs_what_the_papers_table_2_says(data):
     assert data["schedules"]["fdg,backward-first,1 3"]["barrier"][1] == 3
 
 
+@pytest.mark.slow
 def test_methods_whose_gradients_are_not_bps_are_named(data):
     found = {method["name"]: method for method in data["methods"]}
     others = {name: method["bp"] for name, method in found.items() if method["bp"] != "always"}
@@ -120,29 +112,10 @@ def test_methods_whose_gradients_are_not_bps_are_named(data):
     assert {name for name, method in found.items() if method["auxiliary"]} == {"dgl", "dni"}
 
 
-def test_a_wrong_schedule_of_a_file_of_ones_own_is_named(monkeypatch):
-    wrong = methods.find("bp")._replace(name="mine", schedule=lambda K: bp(K)._replace(delays=(7,) * K))
-    monkeypatch.setattr(choices, "everything", lambda: [(wrong, [Variant(wrong, {})])])
-    with pytest.raises(BadInput, match=r"methods/mine\.py: with K=1 its schedule is wrong: .*has staleness") as raised:
-        tables.tables()
-    assert "take it away" in str(raised.value)
-
-
-def test_a_method_has_the_numbers_of_stages_that_it_takes(monkeypatch):
-    def only_even(K):
-        if K % 2:
-            raise BadInput("odd")
-        return bp(K)
-
-    method = methods.find("bp")._replace(name="mine", schedule=only_even)
-    monkeypatch.setattr(choices, "everything", lambda: [(method, [Variant(method, {})])])
-    (found,) = tables.tables()["methods"]
-    assert found["stages"] == [2, 4, 6, 8]
-
-
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_asks_for_nothing(data, monkeypatch):
     monkeypatch.setattr(page, "tables", lambda start: {**data, "start": start})
     made = page.page({"method": "fdg", "K": 3})
@@ -216,15 +189,6 @@ def check_trace(events: list[dict]) -> None:
         assert inside[0][0][1:] == inside[1][0][1:] and inside[0][0][0] + inside[1][0][0] == "FB"
 
 
-def test_the_picture_explains_the_stalest_gradient():
-    shown = timeline.timeline(fdg(3), methods.find("fdg"))
-    assert timeline.stalest(shown)[:3] == ("B", 1, 5)  # type: ignore[index]
-    assert "B5 at stage 1 updates version 4 by a gradient that belongs to version 1: 3 updates late. " in figure.figure(
-        shown, "", 3, {}
-    )
-    assert timeline.stalest(timeline.timeline(bp(3), methods.find("bp"))) is None
-
-
 @pytest.mark.parametrize(("method", "ticks"), [("fdg", "11"), ("bp", "3")])
 def test_the_picture_in_the_documentation_is_the_one_that_the_command_makes(tmp_path, method, ticks):
     made = tmp_path / f"{method}.svg"
@@ -239,37 +203,6 @@ def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
     assert capsys.readouterr().out.split() == [str(file) for file in files]
     assert ElementTree.fromstring(files[0].read_text()).tag.endswith("svg")
     assert json.loads(files[1].read_text())["traceEvents"]
-
-
-def test_open_shows_the_page_that_it_has_written(monkeypatch, tmp_path, capsys):
-    opened = []
-    monkeypatch.setattr(command.webbrowser, "open", lambda address: opened.append(address) or True)
-    monkeypatch.setattr(page, "tables", lambda start: {"start": start})
-    file = tmp_path / "a b.html"
-    assert command.main(["--method", "ddg", "--K", "4", "--html", str(file), "--open"]) == 0
-    assert opened == [file.as_uri()] and capsys.readouterr().out == f"{file}\n"
-    assert '"start":{"method":"ddg","K":4}' in file.read_text()
-
-
-# The command
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--html", "x.html", "--K", "9"], "--K 9: the page has K up to 8."),
-        (["--ticks", "10001"], "--ticks 10001: nobody could read that drawing."),
-        (["--html", "run.jsonl"], "run.jsonl: give it a name that ends in .html"),
-        (["--html", "x.html", "--measured", "nowhere.json"], "nowhere.json cannot be read: No such file"),
-        (["--svg", "nowhere/x.svg"], "--svg nowhere/x.svg cannot be written: No such file"),
-    ],
-)
-def test_the_command_says_what_is_wrong_before_it_computes(words, said, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert command.main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and said in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 # A measured run

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from image_files import WNIDS, imagenet, imagenet_prepared, photo
+from image_files import WNIDS, imagenet, photo
 
 from fdg_jax import data
 from fdg_jax.data import fingerprint
@@ -59,14 +59,6 @@ def test_a_changed_tree_of_images_is_told(tree, change, said):
     before = of(tree)
     change(tree)
     assert fingerprint.difference(before, of(tree)) == said
-
-
-def test_a_prepared_directory_is_told_by_its_files_and_a_sample_of_its_images(tmp_path):
-    for place, number in (("one", 12), ("same", 12), ("more", 13)):
-        imagenet_prepared(tmp_path / place, train=number)
-    one, same, more = (of(tmp_path / place) for place in ("one", "same", "more"))
-    assert fingerprint.difference(one, same) == ""
-    assert fingerprint.difference(one, more) == "13 training images, were 12"
 
 
 def test_arrays_in_memory_are_told_to_the_last_bit():

@@ -1,5 +1,6 @@
 """Modules of flax.nnx as stages: the same numbers as nnx itself gives, in training and in evaluation."""
 
+
 import re
 import runpy
 from pathlib import Path
@@ -157,26 +158,6 @@ def test_blocks_of_nnx_are_cut_and_are_parts_of_linen_modules():
     np.testing.assert_allclose(y, ours.predict(X), **CLOSE)
 
 
-@pytest.mark.slow
-def test_losses_that_nnx_modules_sow_are_minimised_and_what_else_they_sow_is_dropped():
-    class Sowing(nnx.Module):
-        def __init__(self, scale):
-            self.w, self.scale = nnx.Param(jnp.ones(3)), scale
-
-        def __call__(self, x):
-            self.sow("losses", "w", self.scale * jnp.sum(self.w.get_value() ** 2))
-            self.sow(nnx.Intermediate, "x", x)
-            return x
-
-    ends = []
-    for scale in (0.0, 1.0):
-        ours = made([from_nnx(Sowing, scale), nn.Dense(CLASSES)], "bp", optimizer=optax.sgd(0.1))
-        ours.step(DATA[0])
-        assert set(ours.params[0]) == {"params"}
-        ends.append(np.asarray(ours.params[0]["params"]["w"]))
-    np.testing.assert_allclose(ends, [[1.0] * 3, [0.8] * 3], rtol=1e-6)  # one rounding
-
-
 class Stubborn(nnx.Module):
     """Does not heed module.eval()."""
 
@@ -227,16 +208,6 @@ def test_what_cannot_work_is_said_in_one_sentence():
     for make, said in REFUSED:
         with pytest.raises(BadInput, match=said):
             made([make()])
-
-
-@pytest.mark.slow
-def test_an_nnx_module_that_draws_in_evaluation_is_evaluated_with_a_key():
-    ours = made([from_nnx(Stubborn, "noise")])
-    with pytest.raises(BadInput, match=r"k=1 \(FromNNX\) draws random numbers in evaluation, too: give predict key="):
-        ours.predict(X)
-    one, same, other = (ours.predict(X, key=jax.random.key(seed)) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, same)
-    assert np.abs(one - other).max() > 0.1
 
 
 @pytest.mark.slow

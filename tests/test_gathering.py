@@ -64,25 +64,6 @@ def test_one_that_has_gone_may_come_again(coordinator):
         waiting.result()
 
 
-def connected(coordinator):
-    """A connection to whoever listens there, once somebody does."""
-    host, _, port = coordinator.rpartition(":")
-    while True:
-        with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection((host, int(port)))
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("strangers", [70])
-def test_strangers_that_are_slow_or_silent_delay_nobody(strangers, coordinator):
-    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as held:
-        waiting = pool.submit(gather, coordinator, 0, 3, 4.0)
-        for _ in range(strangers):
-            held.enter_context(connected(coordinator)).sendall(b"1")  # and not the rest
-        assert outcomes(coordinator, (1, 2), 3, seconds=3.0) == [None, None]
-        waiting.result()
-
-
 def test_the_port_of_another_program_is_refused_and_it_is_sent_nothing(coordinator, monkeypatch):
     monkeypatch.setattr(gathering, "STRANGE_SECONDS", 0.1)
     host, _, port = coordinator.rpartition(":")

@@ -15,7 +15,6 @@ from fdg_jax.checkpoint.run_checkpoints import NotFinite, Saver
 from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.corrections import gap_aware
 from fdg_jax.corrections.interface import Late
-from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.optimizers.rotation import rotation
 from fdg_jax.stages.nonfinite import after_refusal, as_finite
@@ -111,25 +110,6 @@ def poison(ours, k):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "k"), [("pipeline", 2), ("pipeline", 1), ("scan", 2)])
-def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
-    ours, at = pipeline(3, DATA[0], guard=True, engine=engine), 5
-    for batch in DATA[:at]:
-        ours.step(batch)
-    poison(ours, k)
-    first = at + 1 - (k - 1 if engine == "pipeline" else 0)  # the batch that meets stage k in the next tick
-    fed(ours, DATA[at:])
-    lost = next(m for m in ours.losses(wait=True) if not np.isfinite(m.loss))
-    assert lost.step == first
-    assert ours.first_nonfinite(DATA[first - 1], first - 1) == (k, "weights")
-    refused = ours.losses(wait=True) or [lost]
-    assert refused  # nobody else's weights are lost:
-    for j, stage in enumerate(ours.params, 1):
-        assert all(np.isfinite(leaf).all() for leaf in leaves(stage["params"])) is (j != k)
-    with pytest.raises(Diverged, match=f"nan at batch {first}"):
-        raise_diverged(lost)
-
-
 def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
     ours = pipeline(2, DATA[0], guard=True)
     for batch in DATA[:3]:
@@ -223,20 +203,3 @@ def test_what_a_module_holds_of_infinities_on_purpose_does_not_count_as_lost():
     before = [jnp.asarray([0.0, -jnp.inf]), jnp.asarray(2)]
     assert as_finite([before[0] + 1, before[1]], before)
     assert not as_finite([before[0].at[0].set(jnp.inf), before[1]], before)
-
-
-class Widening(nn.Module):
-    """Its count is an integer at first and then a float."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        count = self.variable("seen", "count", lambda: jnp.int32(0))
-        if train:
-            count.value = jnp.float32(1)
-        return nn.Dense(5)(x)
-
-
-@pytest.mark.slow
-def test_a_collection_that_changes_its_dtype_is_refused_in_a_sentence_with_a_guard_too():
-    with pytest.raises(BadInput, match=r"was int32.* at first and became float32"):
-        pipeline(2, DATA[0], guard=True, stages=[Widening(), nn.Dense(5)]).step(DATA[0])

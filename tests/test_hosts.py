@@ -10,10 +10,9 @@ from itertools import combinations
 import pytest
 from cifar_processes import QUICK, ROOT, SHORT, read
 
-from benchmarks.harness import hosts, wire_probe
+from benchmarks.harness import hosts
 from benchmarks.harness.hosts import Hosts
 from fdg_jax.machine.cores import pinned, usable
-from fdg_jax.schedule.simulator import Link
 
 needs_hosts = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing() or "hosts can be made")
 PROGRAM = [sys.executable, "-m", "fdg_jax.experiments.cifar"]
@@ -116,47 +115,3 @@ def test_a_cut_between_any_two_hosts_ends_the_training_with_the_name_of_one(pair
     expected = [f"process {a} has waited", f"process {b} has waited", f"process {a} has not", f"process {b} has not"]
     assert any(words in line for words in expected for line in errors), errors
     assert any("It is gone, or the way to it is cut." in line for line in errors), errors
-
-
-@needs_hosts
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_host_that_is_cut_off_is_named_and_the_others_end_at_its_missing_heartbeat(number, tmp_path):
-    run = tmp_path / "run"
-    with Hosts(2) as there, trained(there, run, *LONG, "--K", "2") as processes:
-        in_training(run, processes)
-        there.cut(number)
-        after = ended(processes, HEARTBEAT + SPARE)
-        assert None not in after, (after, said(run, 0), said(run, 1))
-        assert all(process.returncode for process in processes)
-    for me, other in ((0, 1), (1, 0)):
-        text = said(run, me)
-        assert f"(process {other}), which is late." in text or f"for process {other}, which is late." in text, text
-
-
-@pytest.mark.slow
-@needs_hosts
-def test_a_wire_has_its_bandwidth_and_a_cut_one_carries_nothing():
-    with Hosts(2) as there:
-        inside = [there.inside(0), there.inside(1)]
-        there.become(Link(0, 8e-9))
-        found = wire_probe.measured(inside, there.addresses[1], 2**21)
-        assert 0.2e9 < 8 * found["bytes_per_second"] < 1.05e9
-        there.cut(1)
-        visit = "import socket; socket.create_connection(('10.77.0.2', 7171), timeout=0.5)"
-        cut = subprocess.run([*inside[0], sys.executable, "-c", visit], capture_output=True, text=True)
-        assert "timed out" in cut.stderr or "No route" in cut.stderr, cut.stderr
-        names = [there.switch, *there.names]
-        assert all((hosts.NAMES / name).exists() for name in names)
-    assert not any((hosts.NAMES / name).exists() for name in names)
-
-
-@needs_hosts
-def test_hosts_whose_process_was_killed_are_removed_by_the_next():
-    code = "import os; from benchmarks.harness.hosts import Hosts; Hosts(2); os.kill(os.getpid(), 9)"
-    killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    killed.wait()
-    left = list(hosts.NAMES.glob(f"{hosts.NAMED}-{killed.pid}-*"))
-    assert len(left) == 3
-    hosts.sweep()
-    assert not any(path.exists() for path in left)

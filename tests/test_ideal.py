@@ -1,20 +1,12 @@
 """Tables 1 and 2 are derived; here they are compared with the printed ones, as exact fractions."""
 
-import io
 import re
-from contextlib import redirect_stderr, redirect_stdout
 from fractions import Fraction
-from itertools import pairwise
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fdg_jax import corrections, methods
-from fdg_jax.methods import __main__ as command
+from fdg_jax import methods
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import Op
-from fdg_jax.schedule.ideal import ZERO, Locks, Time, duration, formula, free_time, locks, tick_time
+from fdg_jax.schedule.ideal import ZERO, Locks, Time, formula, free_time, locks, tick_time
 from fdg_jax.schedule.running import validate
 
 # The paper's Table 2 as printed, and its Table 1.
@@ -27,7 +19,6 @@ PRINTED = {
     "fdg": "(Tf+Tb)/K",
 }
 LOCKINGS = {"ddg": True, "fr": True, "dni": False, "dgl": False, "fdg": False}
-AUXILIARY_NETWORKS = {"ddg": False, "fr": False, "dni": True, "dgl": True, "fdg": False}
 
 
 def read(text, K=1):
@@ -94,53 +85,6 @@ def test_formulas_read_as_the_paper_prints_them_and_say_what_their_coefficients_
         assert text == "0" or read(text) == three(*time)
 
 
-def slowest_loop(schedule, cost, lengths):
-    """The same time by other means: each loop of operations that wait for one another, some of them for those of
-    earlier ticks, takes its length divided by the ticks it spans; the longest decides. All loops are tried."""
-    t = 6 * schedule.K
-    ticks = [schedule.tick(n, None) for n in range(1, t + 1)]
-    at = {op: n for n, tick in enumerate(ticks, 1) for op in tick}
-    sender = {address: op for tick in ticks for op in tick for address in schedule.messages.gives(op)}
-    own = {k: [op for tick in ticks for op in tick if op.k == k] for k in range(1, schedule.K + 1)}
-    before = {op: earlier for ops in own.values() for earlier, op in pairwise(ops)}
-    place = {op: i for i, op in enumerate(ticks[-1])}
-    alike = {(op.kind, op.k, op.batch - t * schedule.micro_batches): i for op, i in place.items()}
-    edges = []  # of each operation of the last tick: (that it waits for, as its place in a tick; ticks between)
-    for op in ticks[-1]:
-        others = [sender[address] for address in schedule.messages.takes(op) if address in sender] + [before[op]]
-        shifted = [(other, at[other]) for other in others]
-        edges.append([(alike[o.kind, o.k, o.batch - n * schedule.micro_batches], t - n) for o, n in shifted])
-    length = [duration(schedule, cost)(op).at(lengths) for op in ticks[-1]]
-    best = Fraction(0)
-
-    def walk(start, here, seen, total, spanned):
-        nonlocal best
-        for there, ticks_between in edges[here]:
-            if there == start:
-                assert spanned + ticks_between > 0
-                best = max(best, total / (spanned + ticks_between))
-            elif there > start and there not in seen:
-                walk(start, there, seen | {there}, total + length[there], spanned + ticks_between)
-
-    for start in range(len(edges)):
-        walk(start, start, {start}, length[start], 0)
-    return best
-
-
-LENGTH = st.fractions(0, 5, max_denominator=7)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=60)  # a busy machine is no failure
-@given(name=st.sampled_from(methods.names()), K=st.integers(1, 3), lengths=st.builds(Time, LENGTH, LENGTH, LENGTH))
-def test_the_barrier_free_time_is_that_of_the_slowest_loop_of_waiting_operations(name, K, lengths):
-    options = {"micro_batches": 2} if name == "gpipe" else {}
-    schedule, cost = of(name, K, **options)
-    time = free_time(schedule, cost, lengths).at(lengths)
-    assert time == slowest_loop(schedule, cost, lengths)
-    assert time <= tick_time(schedule, cost, lengths).at(lengths)
-
-
 def test_a_schedule_that_was_locked_on_purpose_is_found_locked():
     """FDG with its stages' ticks drawn together: F of batch t passes all stages in tick t, like DDG's."""
     K = 3
@@ -154,50 +98,3 @@ def test_a_schedule_that_was_locked_on_purpose_is_found_locked():
     validate(drawn_together, 4 * K)
     assert locks(drawn_together) == Locks(True, False, False, True)
     assert tick_time(drawn_together, methods.find("fdg").cost) == read("Tf + Tb/K", K)
-
-
-def table(text, title):
-    """{method: its cells, the name first} of a printed table, which ends at an empty line."""
-    body = text.split(title)[1].split("\n\n")[1]
-    head, *lines = [re.split(r"  +", line) for line in body.splitlines()]
-    assert {len(line) for line in lines} == {len(head)}
-    return {line[0]: line for line in lines}
-
-
-@pytest.fixture(scope="module")
-def printed():
-    """What the command prints for ResNet-20 at K=3, its default."""
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        assert (command.main([]), err.getvalue()) == (0, "")
-    return out.getvalue()
-
-
-@pytest.mark.slow
-def test_the_command_prints_both_tables_for_every_method(printed):
-    first, second = table(printed, "Table 1"), table(printed, "Table 2")
-    assert list(first) == list(second) == methods.names()
-    answers = {True: "Yes", False: "No"}
-    for name in LOCKINGS:
-        assert (first[name][4], first[name][5]) == (answers[LOCKINGS[name]], answers[AUXILIARY_NETWORKS[name]])
-    assert first["fdg"][7:] == ["4", "3 1 0", "3"]  # stashes of stage 1, 2(K-k); one less of staleness and old weights
-    assert (first["ddg"][7:], first["fr"][7:]) == (["2", "2 1 0", "2"], ["2", "2 1 0", "0"])
-    third = table(printed, "Table 3")
-    assert list(third) == corrections.names()
-    assert third["anticipate"][1:] == ["forward weights", "1", "1", "0"]
-    assert third["dc_asgd"][1:] == ["gradient", "0", "0", "staleness"]
-    assert third["rate"][1:] == ["update", "0", "0", "0"]
-    for name, text in PRINTED.items():
-        assert second[name][1] == text.replace("K", "3")
-    assert second["ddg"][2:] == ["1.80", "(Tf+Tb)/3", "3.00"]
-    assert second["fr"][2:] == ["1.50", "(2Tf+Tb)/3", "2.25"]
-    notes = printed.split("\n\n")[-1].splitlines()
-    assert len(notes) <= 13 and max(map(len, printed.splitlines())) <= 120
-    assert any("ddg" in line and "out of step" in line for line in notes)
-
-
-@pytest.mark.slow
-def test_the_command_refuses_with_one_sentence(capsys):
-    for words, fact in (("--K 0", "K=0"), ("--K 12", "11 blocks"), ("--model resnet21", "resnet20"), ("fdg", "fdg")):
-        assert command.main(words.split()) == 2
-        out, err = capsys.readouterr()
-        assert fact in err and len(err.strip().splitlines()) == 1 and not out

@@ -42,27 +42,6 @@ def test_the_commands_differ_in_their_defaults_and_in_nothing_else():
         assert set(module.PROGRAM.datasets) <= {*data.names(), *data.stream_names()}
 
 
-def test_wrong_input_is_one_message_and_exit_code_2(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    write_imagenet(tmp_path / "imagenet")
-    for module, words, message in (
-        (cifar, "--dataset imagenet", "--dataset imagenet: this command trains on auto, cifar10,"),
-        (imagenet, "--dataset imgenet", "'imgenet' is not known. Did you mean imagenet?"),
-        (imagenet, "--model resnet8", "ImageNet isn't in"),
-        (imagenet, "--model resnet8 --data-dir {empty}", "has neither a folder train nor imagenet2012"),
-        (imagenet, "--model resnet8 --batch-size 4 --data-dir {imagenet} --window 3", "--window 3: imagenet is"),
-        (imagenet, "--model resnet8 --data-dir {imagenet}", "--batch-size 128 is more than the 12 training images"),
-        (tiny_imagenet, "--model resnet8 --data-dir {empty}", "has no tiny-imagenet-200"),
-    ):
-        words = words.format(empty=tmp_path / "empty", imagenet=tmp_path / "imagenet")
-        assert module.main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
-        out, err = capsys.readouterr()
-        *before, last = err.splitlines()
-        assert out == "" and last.startswith("error: ") and message in last
-        assert all(line.startswith("NOT all of ImageNet: ") for line in before)
-        assert not (tmp_path / "run").exists()
-
-
 COMMON = "--model resnet8 --K 2 --beta 0.5 --batch-size 5 --epochs 2 --learning-rate 0.01 --checkpoint-every 0"
 
 

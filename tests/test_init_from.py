@@ -15,6 +15,7 @@ from fdg_jax.experiments import cifar
 from fdg_jax.runs import run_files
 from fdg_jax.training import lifecycle
 
+pytestmark = pytest.mark.slow  # the network that the others begin with is trained first
 NETWORK = "--model resnet8 --dataset digits --batch-size 8 --epochs 1 --no-tensorboard"  # without method, K and split
 OLD = "--beta 0.5 --checkpoint-every 2 --keep 9 --evaluate-every 0 --steps 5"
 
@@ -53,10 +54,8 @@ def summary(path):
 
 
 @pytest.mark.parametrize(("given", "words"), [
-    ("run", "--K 2 --method ddg --split 2"),
-    pytest.param("run@4", "--K 1 --method bp --optimizer adamw", marks=pytest.mark.slow),
-    pytest.param("run@best", "--K 3 --split even --method fr", marks=pytest.mark.slow),
-    ("file", "--K 2 --method data_parallel"),
+    ("run", "--K 2 --method ddg --split 2"), ("run@4", "--K 1 --method bp --optimizer adamw"),
+    ("run@best", "--K 3 --split even --method fr"), ("file", "--K 2 --method data_parallel"),
 ])  # fmt: skip
 def test_weights_and_statistics_are_those_of_the_other_network(given, words, old, small, begun, tmp_path, capsys):
     new, place = tmp_path / "new", str(old / given)
@@ -75,7 +74,6 @@ def test_weights_and_statistics_are_those_of_the_other_network(given, words, old
     assert f"weights    of {old / given.partition('@')[0]}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_run_and_its_export_begin_alike_and_a_resumed_run_needs_neither(old, small, tmp_path):
     shutil.copytree(old, tmp_path / "old")
     words = f"{NETWORK} --K 2 --method ddg --split 2 --seed 5".split()
@@ -105,7 +103,6 @@ def test_what_has_no_weights_is_refused_in_one_sentence(old, small, tmp_path, ca
         assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.slow
 def test_another_network_is_told_with_its_numbers(old, tmp_path, capsys):
     words = f"{NETWORK} --K 1 --method bp --init-from {old / 'file'} --run-dir {tmp_path / 'new'}"
     assert cifar.main(words.split()) == 2
@@ -116,7 +113,6 @@ def test_another_network_is_told_with_its_numbers(old, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.slow
 def test_a_run_of_another_version_gives_its_weights_and_is_not_resumed(
     old, small, begun, tmp_path, monkeypatch, capsys
 ):
@@ -135,7 +131,6 @@ def test_a_run_of_another_version_gives_its_weights_and_is_not_resumed(
     assert begun[0].pipeline.parameters_sha256() == summary(old / "run")["final_parameters_sha256"]
 
 
-@pytest.mark.slow
 @each_needs_a_core
 def test_several_processes_begin_as_one(tmp_path):
     small = f"{NETWORK} --train-size 16 --K 2"

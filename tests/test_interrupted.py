@@ -1,7 +1,6 @@
 """A pipeline that is interrupted, or used by two threads, says so, and nothing is lost by it."""
 
 import threading
-import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,6 @@ from small import mostly_slow, pipeline
 from test_own_modules import DATA, X, Y, stepped
 
 import fdg_jax
-from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.errors import BadInput
 
 
@@ -111,20 +109,6 @@ def test_a_call_that_is_cut_off_between_two_ticks_says_so_if_a_batch_has_entered
     assert ours.engine.entered == 1 and ours.interrupted
 
 
-def test_a_warning_that_is_an_error_comes_before_the_batch_enters_and_once():
-    ours, told = pipeline(2, DATA[0]), []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        for x, labels in [(X * np.float32(np.nan), Y), *DATA[1:5]]:
-            entered = ours.engine.entered
-            try:
-                ours.step((x, labels))
-            except UserWarning:
-                told.append(ours.engine.entered - entered)
-            ours.wait()
-    assert told == [0] and not ours.interrupted
-
-
 @pytest.mark.slow
 def test_a_batch_that_is_donated_while_it_is_in_flight_is_named_as_the_reason():
     ours = pipeline(2, DATA[0])
@@ -161,15 +145,3 @@ def test_two_threads_are_told_and_a_thread_that_has_ended_is_in_nobodys_way():
     stage.forward = forward
     ours.step(DATA[1])
     assert ours.engine.loop.t == 2
-
-
-def test_a_call_that_never_ended_stops_nobody_else_once_its_thread_has_ended():
-    class Engine:
-        entered, within_tick = 0, False
-
-    one = CallGuard(Engine())
-    thread = threading.Thread(target=one.take)  # as if Ctrl-C came right behind it
-    thread.start()
-    thread.join()
-    with one:
-        pass

@@ -65,13 +65,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD)
-def test_bad_input_is_one_sentence(words, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert language_model.main([*words.split(), "--run-dir", "run"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and BAD[words] in err
-    assert not (tmp_path / "run").exists()
+    for words, said in BAD.items():
+        assert language_model.main([*words.split(), "--run-dir", "run"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and said in err, (words, err)
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -108,14 +108,6 @@ def test_a_run_has_the_files_of_every_run_and_counts_tokens(tmp_path, capsys):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "tokens a second" in page and "bits per byte, last" in page and "images a second" not in page
     assert read(tmp_path / "run" / "config.json")["text"] is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["--optimizer adamw --beta 0.5", "--optimizer muon --method scaled_bp --scale 0.5"])
-def test_a_factor_that_cancels_is_said_in_one_sentence(words, tmp_path, capsys):
-    run(tmp_path / "run", "--K", "2", "--steps", "1", *words.split())
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
-    assert len([line for line in warnings if "a constant factor cancels" in line]) == 1
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 from launched import GRANDCHILD, QUICK, STUBBORN, WAIT, Launched
@@ -66,26 +65,6 @@ def test_a_signal_is_handed_to_every_process_once_as_sigterm(number):
         exit_code, out, err = launched.finish()
     assert exit_code == 128 + number and out.count("saved") == 3
     assert err.splitlines()[-1] == f"stopped by {number.name}.{' Go on with --resume.' if words else ''}"
-
-
-def test_after_a_second_signal_nothing_is_waited_for():
-    with Launched(STUBBORN) as launched:
-        launched.started()
-        for number in (signal.SIGHUP, signal.SIGTERM):  # as of a terminal that closes
-            launched.process.send_signal(number)
-            time.sleep(0.1)
-        assert launched.process.poll() is None
-        launched.process.send_signal(signal.SIGINT)
-        exit_code, _, err = launched.finish()
-    assert exit_code == 129 and "was killed by SIGKILL" in err.splitlines()[-1]
-
-
-def test_what_has_not_ended_in_the_time_of_grace_is_killed():
-    with Launched(STUBBORN, "--grace", "0.2") as launched:
-        launched.started()
-        launched.process.send_signal(signal.SIGTERM)
-        exit_code, _, err = launched.finish()
-    assert exit_code == 143 and "at most 0.2 s" in err and "SIGKILL for process 0" in err
 
 
 def test_nothing_is_left_when_the_launcher_itself_is_killed():

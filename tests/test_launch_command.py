@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -11,7 +9,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from launched import CHILD, ROOT, Launched
+from launched import Launched
 
 from fdg_jax.launch import Printer, main, shares, stages_of
 from fdg_jax.transport import devices
@@ -44,15 +42,12 @@ def test_every_process_gets_its_flags_and_every_line_its_process():
         assert printed == [f"[{me}] {line}" for line in (given, "a", "b", "", "c")]
 
 
-@pytest.mark.parametrize(
-    ("arrived", "expected"),
-    [
-        ([b"a\nb", b"c\n\nd"], [b"a", b"bc", b"", b"d"]),
-        ([b"\r10%", b"\r20%\r", b"\n"], [b"10%", b"20%"]),
-        ([b"a\r", b"\nb\r\n"], [b"a", b"b"]),
-        ([b"\n", b"\xff"], [b"", b"\xff"]),
-    ],
-)
+@pytest.mark.parametrize(("arrived", "expected"), [
+    ([b"a\nb", b"c\n\nd"], [b"a", b"bc", b"", b"d"]),
+    ([b"\r10%", b"\r20%\r", b"\n"], [b"10%", b"20%"]),
+    ([b"a\r", b"\nb\r\n"], [b"a", b"b"]),
+    ([b"\n", b"\xff"], [b"", b"\xff"]),
+])  # fmt: skip
 def test_lines_are_whole_however_they_arrive(arrived, expected, tmp_path):
     read, write = os.pipe()
     with (tmp_path / "out").open("w+b") as out, os.fdopen(read, "rb") as pipe, ThreadPoolExecutor(1) as pool:
@@ -66,49 +61,25 @@ def test_lines_are_whole_however_they_arrive(arrived, expected, tmp_path):
         assert out.read() == b"".join(b"[0] " + line + b"\n" for line in expected)
 
 
-def test_processes_go_on_without_a_reader_of_their_output(tmp_path):
-    code = f"for n in range(30): print('x' * 9000, flush=True); time.sleep(0.005)\nopen(f'{tmp_path}/{{me}}', 'w')"
-    script = '"$0" -m fdg_jax.launch --processes 2 -- -c "$1" | head -1; exit ${PIPESTATUS[0]}'
-    words = ["bash", "-c", script, sys.executable, CHILD + code]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
-
-
 # Cores, and what is refused
 
 
-@pytest.mark.parametrize(
-    ("processes", "cores", "expected"),
-    [
-        (2, [0, 1], [[0], [1]]), (3, [4, 5], [[4], [5], [4]]), (2, [0, 1, 2], [[0], [1, 2]]),
-        (3, range(8), [[0, 1], [2, 3, 4], [5, 6, 7]]), (2, [], [[], []]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("processes", "cores", "expected"), [
+    (2, [0, 1], [[0], [1]]), (3, [4, 5], [[4], [5], [4]]), (2, [0, 1, 2], [[0], [1, 2]]),
+    (3, range(8), [[0, 1], [2, 3, 4], [5, 6, 7]]), (2, [], [[], []]),
+])  # fmt: skip
 def test_cores_are_shared_out_as_evenly_as_possible(processes, cores, expected):
     assert [list(share) for share in shares(processes, cores)] == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin a process")
-def test_processes_are_pinned_and_told_where_they_share_a_core():
-    core = max(os.sched_getaffinity(0))
-    with Launched("print(os.sched_getaffinity(0))", "--cores", str(core), count=2) as launched:
-        exit_code, out, err = launched.finish()
-    assert exit_code == 0 and sorted(out.splitlines()) == [f"[{me}] {{{core}}}" for me in range(2)]
-    assert err == "2 processes share 1 cores in turns; they will be slower.\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--processes 0 -- -c pass", "--processes 0: use 1 or more"),
-        ("--processes 2", "nothing to start"),
-        ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
-        ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
-        ("--processes 2 --grace nan -- -c pass", "--grace nan"),
-        ("--processes 5 -- train.py --K 2", "there are K=2. Use 1 to 2."),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    ("--processes 0 -- -c pass", "--processes 0: use 1 or more"),
+    ("--processes 2", "nothing to start"),
+    ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
+    ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
+    ("--processes 2 --grace nan -- -c pass", "--grace nan"),
+    ("--processes 5 -- train.py --K 2", "there are K=2. Use 1 to 2."),
+])  # fmt: skip
 def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):
     assert main(words.split()) == 2
     err = capsys.readouterr().err

@@ -117,16 +117,6 @@ def test_the_checkpoint_that_is_asked_for_is_found(run):
     assert load_run.chosen(run, "best") == (12, False)
 
 
-def test_the_best_may_be_the_end_of_the_run_where_batches_in_flight_have_been_used(run):
-    line = {"step": 24, "epoch": 3.0, "test_loss": 1.0, "test_error_percent": 10.0}
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert load_run.chosen(run, "best") == (24, False)  # not finished: a checkpoint like any other
-    summary = {"steps": 24, "epochs": 3.0, "test_error_percent": 10.0, "seconds": 1.0, "final_parameters_sha256": "0"}
-    (run / "summary.json").write_text(json.dumps(summary))
-    assert load_run.chosen(run, "best") == (24, True)
-
-
 @pytest.mark.parametrize(("main", "words", "fact"), [
     (evaluate.main, ["none"], "none holds no run (config.json is not there)"),
     (evaluate.main, ["run", "--checkpoint", "9"], "run has no checkpoint after batch 9"),
@@ -178,35 +168,3 @@ def test_a_finished_run_evaluates_as_in_its_summary_and_a_checkpoint_as_in_its_m
     said = answered("-m", "fdg_jax.evaluate", str(trained), "--checkpoint", "4")
     assert said[0].endswith("after batch 4, batches in flight not used")
     assert said[1].startswith(f"test loss {tested[0]['test_loss']:.6f}, ")
-
-
-@pytest.mark.slow
-def test_exported_weights_are_those_of_the_summary_and_plain_flax_gives_their_logits(trained, tmp_path):
-    file = tmp_path / "w.safetensors"
-    said, summary = answered("-m", "fdg_jax.export", str(trained), "--to", str(file)), read(trained / "summary.json")
-    assert said[-1] == f"{file}: parameters_sha256 {summary['final_parameters_sha256']}"
-    ours = fdg_jax.load_run(file)
-    images = next(iter(ours.test_batches()))[0]
-    is_plain_flax(ours, images, ours.predict(images))
-    found = ours.evaluate()  # by programs that are better optimised than the run's
-    assert found.loss == pytest.approx(summary["test_loss"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_transformer_comes_out_as_an_image_network_does(tmp_path):
-    run, file = tmp_path / "run", tmp_path / "w.safetensors"
-    text = tmp_path / "mine.txt"
-    text.write_text("\n".join(map(str, range(3000))))
-    flags = (
-        "--model transformer2x32 --K 2 --block-size 32 --train-size 64 --batch-size 32 --epochs 1 --dropout 0.1"
-        " --warmup-steps 0"
-    )
-    told = ("-m", "fdg_jax.experiments.language_model", *flags.split(), "--text", str(text))
-    answered(*told, "--run-dir", str(run))
-    moved = text.rename(tmp_path / "moved.txt")  # the text is needed to evaluate only
-    answered("-m", "fdg_jax.export", str(run), "--to", str(file))
-    both = f"[fdg_jax.load_run(w).evaluate(text=[{str(moved)!r}]).loss for w in ({str(run)!r}, {str(file)!r})]"
-    program, summary = f"import fdg_jax; print(*{both})", read(run / "summary.json")
-    assert answered("-c", program) == [f"{summary['test_loss']} {summary['test_loss']}"]
-    assert answered("-m", "fdg_jax.evaluate", str(file), "--text", str(moved))[1].startswith("test loss ")
-    assert fdg_jax.load_weights(file).about["parameters_sha256"] == summary["final_parameters_sha256"]

@@ -1,7 +1,6 @@
 """What a stage will hold, predicted from shapes and the schedule, is what lies on its device."""
 
 import flax.linen as nn
-import jax
 import pytest
 import small
 
@@ -26,9 +25,8 @@ def predicted_and_live(K, data=None, stages=None, **options):
     return memory.predict(pipeline.engine), live, pipeline
 
 
-@pytest.mark.parametrize(
-    ("K", "weights"), small.mostly_slow([(1, "stashed"), (2, "current"), (3, "stashed")], (1, "stashed"))
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "weights"), [(1, "stashed"), (2, "current"), (3, "stashed")])
 def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
     predicted, live, _ = predicted_and_live(K, stages=small.parts(K, small.CurrentPart), weights=weights)
     for stage, here in zip(predicted, live, strict=True):
@@ -36,17 +34,13 @@ def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"order": "forward-first"},
-        {"accumulate": 3},
-        {"method": "ddg"},
-        {"method": "fr"},
-        *[{"method": name, "K": 3} for name in ("fa", "dgl", "dfa")],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [
+    {"order": "forward-first"},
+    {"accumulate": 3},
+    {"method": "ddg"},
+    {"method": "fr"},
+    *[{"method": name, "K": 3} for name in ("fa", "dgl", "dfa")],
+], ids=str)  # fmt: skip
 def test_other_orders_and_methods_hold_to_the_byte_what_was_predicted(options):
     predicted, live, _ = predicted_and_live(data=small.batches(14), **{"K": 2, **options})
     for stage, here in zip(predicted, live, strict=True):
@@ -143,19 +137,3 @@ def test_a_scan_holds_its_lines_and_no_stashes():
 
 def test_a_stage_on_several_devices_is_not_predicted():
     assert memory.predict(small.pipeline(2, small.batches(1)[0], method="data_parallel").engine) == []
-
-
-@pytest.mark.slow
-def test_a_model_of_the_paper_holds_what_was_predicted_within_ten_percent():
-    """`python -m benchmarks.memory` measures all of them."""
-    model, K, weights = "resnet56", 4, "current"
-    given = benchmark.parser().parse_args(["--batch-size", "4"])
-    jax.config.update("jax_disable_most_optimizations", True)  # the arrays are the same, and compiling is short
-    try:
-        rows = benchmark.measured(model, "fdg", K, weights, given)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)  # as it is by default
-    assert [row["k"] for row in rows] == list(range(1, K + 1))
-    for row in rows:
-        assert row["live_bytes"] == pytest.approx(row["predicted_bytes"], rel=0.1), row
-        assert row["compiled_memo_bytes"] == pytest.approx(row["predicted_memo_bytes"], rel=0.1), row

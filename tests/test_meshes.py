@@ -75,8 +75,7 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, "fdg", "more"))
-@pytest.mark.parametrize("K", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("K", "kind"), [*((2, kind) for kind in KINDS), (1, "fdg"), (3, "fdg"), (3, "more")])
 def test_replicas_change_no_number_beyond_rounding(K, kind):
     with jax.enable_x64(True):
         one = made(K, 1, **KINDS[kind])

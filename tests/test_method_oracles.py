@@ -37,7 +37,7 @@ def data_of(n, ragged=False):
 
 
 @pytest.mark.parametrize("method", mostly_slow(["ddg", "fr"], "fr"))
-@pytest.mark.parametrize(("K", "ragged"), [(3, False), RAGGED])
+@pytest.mark.parametrize(("K", "ragged"), mostly_slow([(2, False), (3, False), (2, True)], (2, False)))
 def test_ddg_and_fr_are_their_oracles(K, ragged, method):
     data = data_of(10, ragged)
     ours, start, _ = trained(K, data, method=method)
@@ -45,7 +45,7 @@ def test_ddg_and_fr_are_their_oracles(K, ragged, method):
     assert ours.staleness == [K - k for k in range(1, K + 1)]
 
 
-def heads(K, kind="mlp-sr"):
+def heads(K, kind):
     module = HEADS[kind](CLASSES)
 
     def local(params, extra, y, labels):
@@ -55,44 +55,15 @@ def heads(K, kind="mlp-sr"):
     return [local] * (K - 1)
 
 
-@pytest.mark.parametrize(("K", "kind"), [(2, "mlp-sr"), pytest.param(3, "predsim", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("K", "kind"), mostly_slow([(2, "linear"), (2, "mlp-sr"), (3, "predsim")], (2, "linear")))
 def test_dgl_is_its_oracle(K, kind):
-    dgl_is_its_oracle(K, batches(8), parts(K), kind)
-
-
-@pytest.mark.slow
-def test_dgl_is_its_oracle_on_ragged_batches_of_feature_maps():
-    dgl_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
-
-
-def dgl_is_its_oracle(K, data, stages, kind="mlp-sr"):
+    data, stages = batches(8), parts(K)
     ours, start, states = trained(K, data, stages=stages, method="dgl", aux=kind)
     aux = [{"params": state.params[1], **state.extra["auxiliary"]} for state in states[:-1]]
     truth = oracles.dgl(as_functions(stages), cross_entropy, recipe(), start, data, heads(K, kind), aux)
     agree(ours, truth)
     close(ours.engine.auxiliary()[:-1], [t["params"] for t in truth[3]], **ROUNDING)
     assert ours.auxiliary_parameter_count == sum(leaf.size for leaf in leaves([v["params"] for v in aux]))
-
-
-class Map(nn.Module):
-    """A stage that gives feature maps [b, 4, 4, 6]."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return jnp.tanh(nn.Conv(6, (3, 3))(x))
-
-
-class Scores(nn.Module):
-    """The rest: maps [b, h, w, c] -> [b, classes]."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(CLASSES)(x.reshape(len(x), -1))
-
-
-def maps(data):
-    """Batches of 8 numbers an example as images [b, 4, 4, 8]."""
-    return [(x[:, None, None, :] * np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4, 1), y) for x, y in data]
 
 
 class Plain(nn.Module):
@@ -106,17 +77,9 @@ class Plain(nn.Module):
         return jnp.tanh(nn.Dense(self.width)(x))
 
 
-@pytest.mark.parametrize("conditional", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_dni_is_its_oracle(conditional):
-    dni_is_its_oracle(3, batches(9), [Plain(12), Plain(12), Plain(CLASSES)], conditional)
-
-
-@pytest.mark.slow
-def test_dni_is_its_oracle_on_ragged_batches_of_feature_maps():
-    dni_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
-
-
-def dni_is_its_oracle(K, data, stages, conditional=True):
+@pytest.mark.parametrize(("K", "conditional"), mostly_slow([(2, True), (3, True), (3, False)], (2, True)))
+def test_dni_is_its_oracle(K, conditional):
+    data, stages = batches(9), parts(K, Plain)
     ours, start, states = trained(K, data, stages=stages, method="dni", conditional=conditional)
     module = Synthesizer(CLASSES, conditional)
 

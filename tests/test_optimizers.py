@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import batches, goes_on_exactly, pipeline
 
 from fdg_jax import recipe
 from fdg_jax.corrections import shrink as correction
@@ -106,43 +105,6 @@ def test_embeddings_output_layers_and_vectors_have_adam():
         same = jax.tree.map(lambda a, b: np.allclose(a, b, **ROUNDING), found[-1], adam[-1])
         told = [jax.tree_util.keystr(name) for name, alike in jax.tree.leaves_with_path(same) if not alike]
         assert [name.split("'")[3] for name in told] == sorted(turned, key=lambda n: n == "dense")
-
-
-@pytest.mark.slow
-def test_rotation_takes_bfloat16_and_a_stage_without_parameters():
-    """It computes in float32 what bfloat16 parameters get; LAPACK has no QR of bfloat16."""
-    chain, params = rotation(0.1, every=2), {"kernel": jnp.ones((4, 3), jnp.bfloat16)}
-    exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-    states: list[Any] = [chain.init(params), chain.init(exact)]
-    for g in GRADS[:4]:
-        rounded = {"kernel": jnp.asarray(g["kernel"], jnp.bfloat16)}
-        one, states[0] = chain.update(rounded, states[0], params)
-        other, states[1] = chain.update(jax.tree.map(jnp.float32, rounded), states[1], exact)
-        assert one["kernel"].dtype == jnp.bfloat16
-        np.testing.assert_allclose(np.float32(one["kernel"]), other["kernel"], rtol=2**-7)  # of its 8 bits
-    assert chain.update({}, chain.init({}), {})[0] == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["nadam", "muon", "rotation"])
-def test_the_commands_optimizers_train_late_gradients_and_go_on_exactly_in_both_engines(name):
-    data = batches(14)
-    made = {
-        engine: lambda engine=engine: pipeline(
-            2, data[0], recipe.optimizer(name, 0.01, momentum=0.9, weight_decay=0.1, decay="matrices"),
-            engine=engine, correct="rate",
-        )
-        for engine in ("pipeline", "delay-line")
-    }
-    for make in made.values():
-        goes_on_exactly(make, data, at=11)
-    one, other = (make() for make in made.values())
-    for batch in data:
-        one.step(batch)
-        other.step(batch)
-    one.drain()
-    other.drain()
-    assert one.parameters_sha256() == other.parameters_sha256()
 
 
 def shrink(beta: float, K: int, k: int) -> optax.GradientTransformation:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import report
 from fdg_jax.machine import output
 from fdg_jax.machine.output import Forgiving
 
@@ -106,13 +105,6 @@ def test_a_command_whose_output_nobody_reads_ends_quietly(words):
     wrong = words.endswith("--K 0")
     assert done.returncode == (2 if wrong else 0), done.stderr
     assert done.stderr.startswith("error: K=0") if wrong else done.stderr == ""
-
-
-def test_a_benchmark_keeps_its_rows_where_nobody_reads_its_table(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    with contextlib.redirect_stdout(Failing(LOST[0])):
-        report.emit([{"seconds": 1.5}], "a table", str(file))
-    assert file.read_text() == '{"seconds": 1.5}\n'
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from flax import nnx
 from small import cross_entropy, recipe
 
 import fdg_jax
-from fdg_jax import block_times, models, split
+from fdg_jax import models, split
 from fdg_jax.errors import BadInput
 
 KEY = jax.random.PRNGKey(0)
@@ -55,16 +55,6 @@ def test_blocks_with_and_without_train_and_dropout_train_together():
     whole = ours.export(whole=True)
     expected = jax.jit(lambda v, x: split.whole(BLOCKS).apply(v, x, False))(whole, X)
     np.testing.assert_array_equal(ours.predict(X), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
-def test_a_measured_cut_balances_the_times_of_this_device(monkeypatch):
-    seen = []
-    monkeypatch.setattr(block_times, "measure", lambda blocks, x, device: seen.append(x.shape) or [9, 1, 1, 1, 1, 1])
-    ours = made(split="measured", K=2)
-    assert ours.cuts == (1,)
-    assert seen == [(16, 4)]  # with the batches of the training
 
 
 SENSELESS = [
@@ -165,42 +155,6 @@ def test_a_module_in_two_places_has_its_weights_once_or_is_refused_between_stage
         np.testing.assert_allclose(ours.predict(x), y @ last[1] + last[0], rtol=0, atol=1e-5)
 
 
-GOOD = """
-import flax.linen as nn
-import jax.numpy as jnp
-
-NAMES = {"mine": {"width": 4}}
-
-
-class Flat(nn.Module):
-    width: int
-
-    @nn.compact
-    def __call__(self, x):
-        x = x.reshape(len(x), -1)
-        return nn.Dense(self.width)(x), x[:, :2]
-
-
-class Dropped(nn.Module):
-    @nn.compact
-    def __call__(self, found, *, train):
-        y, x = found
-        return nn.Dropout(0.5, deterministic=not train)(jnp.tanh(y)), x
-
-
-class Scores(nn.Module):
-    classes: int
-
-    @nn.compact
-    def __call__(self, found):
-        return nn.Dense(self.classes)(jnp.concatenate(found, -1))
-
-
-def blocks(classes, width):
-    return [Flat(width), Dropped(), Scores(classes)]
-"""
-
-
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """own(text): makes it the file `mine.py` of a folder that models are looked for in."""
@@ -214,25 +168,6 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("fdg_jax.models.mine", None)
     monkeypatch.undo()
     models._families.cache_clear()
-
-
-IMAGES = jax.ShapeDtypeStruct((2, 4, 4, 3), jnp.float32)
-
-
-@pytest.mark.slow
-def test_a_model_needs_no_train_no_split_of_the_authors_and_no_single_array(own):
-    own(GOOD)
-    assert "mine" in models.names() and models.paper_split("mine", 2) is None
-    blocks = models.blocks("mine", 10)
-    costs = split.costs(blocks, IMAGES)
-    assert len(costs) == 3 and costs[0] > 0
-    variables = split.init_whole(blocks, jax.random.key(0), IMAGES)
-    assert set(variables["params"]) == {"block000", "block002"}
-    whole, (first, second) = split.Stage(tuple(blocks)), split.stages(blocks, (1,))
-    x = jnp.ones(IMAGES.shape)
-    parts = split.split_variables(variables, (1,))
-    y = second.apply(parts[1], first.apply(parts[0], x, False), False)
-    np.testing.assert_array_equal(y, whole.apply(variables, x, False))
 
 
 BAD = [
@@ -251,9 +186,3 @@ def test_a_bad_model_file_gets_a_sentence(own):
         own(text)
         with pytest.raises(BadInput, match=said):
             models.blocks("mine", 10)
-
-
-def test_blocks_that_do_not_fit_each_other_are_named(own):
-    own(GOOD.replace("jnp.concatenate(found, -1)", "jnp.concatenate([*found, jnp.ones((1, 1))], -1)"))
-    with pytest.raises(BadInput, match=r"block 2 \(Scores\) of the network cannot take .*; block 1 takes .* and gives"):
-        split.costs(models.blocks("mine", 10), IMAGES)

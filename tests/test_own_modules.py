@@ -2,7 +2,7 @@
 lost by it."""
 
 import warnings
-from typing import Any
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -11,23 +11,17 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, Part, batches, close, cross_entropy, fed, parts, pipeline, recipe
+import small
+from small import CLASSES, batches, close, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
-from fdg_jax import Weighted
 from fdg_jax.checkpoint import folder
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 
 DATA = batches(8)
+stepped = partial(small.stepped, DATA)
 X, Y = DATA[0]
-
-
-def stepped(n=5, K=2, **options):
-    ours = pipeline(K, DATA[0], **options)
-    for batch in DATA[:n]:
-        ours.step(batch)
-    return ours
 
 
 def deleted(array):
@@ -88,48 +82,6 @@ def test_integers_between_stages_go_to_disk_and_back(tmp_path):
     assert again.state_sha256() == ours.state_sha256()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lift", [nn.remat, nn.jit])
-def test_lifted_modules_get_train_by_position(lift):
-    def trained(modules, start=None):
-        ours = pipeline(2, DATA[0], stages=modules, variables=start)
-        start = jax.device_get(ours.params)
-        ours.step(DATA[0])
-        ours.drain()
-        return start, jax.device_get(ours.params)
-
-    lifted = lift(Part, static_argnums=(2,))  # it is (self, x, train)
-    start, expected = trained([Part(12), Part(CLASSES)])
-    _, found = trained([lifted(12), lifted(CLASSES)], start)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), found, expected)  # other programs
-
-
-class Giving(nn.Module):
-    """Gives the next stage something beside its array."""
-
-    more: Any
-
-    @nn.compact
-    def __call__(self, x):
-        more = self.param("scale", nn.initializers.ones, ()) if self.more is None else self.more
-        return {"x": nn.Dense(CLASSES)(x), "more": more}
-
-
-class Taking(nn.Module):
-    @nn.compact
-    def __call__(self, given):
-        return nn.Dense(CLASSES)(given["x"])
-
-
-def test_what_is_no_array_does_not_go_from_stage_to_stage():
-    for more, said in (
-        (None, r"gives float32\[\], .* to stage k=2, and a number has no axis: .*Give scale\[None\]"),
-        ("words", r"not a valid JAX type.* A stage gives arrays"),
-    ):
-        with pytest.raises(BadInput, match=said):
-            pipeline(2, DATA[0], stages=[Giving(more), Taking()])
-
-
 def test_a_pipeline_is_used_outside_of_a_mesh():
     ours = pipeline(2, DATA[0])
     calls = [lambda: pipeline(2, DATA[0]), lambda: ours.step(DATA[0]), lambda: ours.predict(X), ours.drain]
@@ -176,6 +128,7 @@ def test_an_optimizer_with_a_random_key_in_its_state_goes_on_exactly():
     assert {np.asarray(value).dtype.kind for value in ours.state().values()} <= set("fiu")
 
 
+@pytest.mark.slow
 def test_a_collection_of_the_modules_own_is_carried_and_evaluation_leaves_it_alone():
     ours = stepped(4, stages=[Counting(), KeyKeeping()])
     before = ours.state_sha256()
@@ -307,35 +260,6 @@ def test_a_preprocess_of_inputs_and_labels_trains_as_the_oracle_on_what_it_makes
     assert ours.evaluate([(X, np.eye(CLASSES, dtype=np.float32)[Y])]).loss == ours.evaluate([(X, Y)]).loss
 
 
-@pytest.mark.slow
-def test_a_preprocess_of_labels_is_the_same_in_the_delay_line_in_windows_and_after_resume():
-    one, line, again = mixing(), mixing("delay-line"), mixing()
-    x, y = (np.concatenate(arrays) for arrays in zip(*DATA[:3], strict=True))
-    one.train(x, y, np.arange(48).reshape(3, 16))
-    again.restore(one.state())
-    for batch in DATA[:3]:
-        line.step(batch)
-    for ours in (one, line, again):
-        for batch in DATA[3:6]:
-            ours.step(batch)
-        ours.drain()
-    assert one.parameters_sha256() == line.parameters_sha256()
-    assert one.state_sha256() == again.state_sha256()
-
-
-@pytest.mark.slow
-def test_labels_that_preprocess_spoils_are_found_and_weights_that_it_makes_count_in_micro_batches():
-    def weighing(x, y, step):
-        return x, Weighted(y, jnp.where(step == 2, jnp.nan, jnp.arange(len(y), dtype=jnp.float32)))
-
-    loss = lambda out, y: y.mean(optax.softmax_cross_entropy_with_integer_labels(out, y.labels))  # noqa: E731
-    by = [mixing(loss=loss, preprocess=weighing, method=method) for method in ("bp", "gpipe")]
-    assert by[0].first_nonfinite(DATA[0]) is None and by[0].first_nonfinite(DATA[0], step=2) == (2, "loss")
-    for ours in by:
-        ours.step(DATA[0])
-    close(by[0].params, by[1].params, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(("preprocess", "said"), [
     (lambda x: x, r"preprocess is a function of 1 arguments, not preprocess\(inputs, step\) or preprocess\("),
     (lambda *batch: batch, r"preprocess is the function <lambda>, not preprocess\(inputs, step\) or"),
@@ -346,8 +270,3 @@ def test_labels_that_preprocess_spoils_are_found_and_weights_that_it_makes_count
 def test_a_preprocess_that_is_none_or_makes_what_does_not_fit_is_refused(preprocess, said):
     with pytest.raises(BadInput, match=said):
         mixing(preprocess=preprocess)
-
-
-def test_an_argument_of_preprocess_that_has_a_default_keeps_it():
-    scaled = lambda x, step, scale=2.0: x * scale  # noqa: E731
-    assert mixing(preprocess=scaled).step(DATA[0]) is None

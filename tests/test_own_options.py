@@ -124,23 +124,6 @@ def test_a_value_of_another_type_is_refused_in_python(options, match, folder):
 
 
 @pytest.mark.slow
-def test_the_command_explains_the_options_of_a_file_that_was_added_and_config_has_them(folder):
-    (folder / "mine.py").write_text(MINE)
-    code, out, err = run(folder, "--help-all")
-    assert (code, err) == (0, "")
-    assert "--pace {walk,run}" in out and "--gain G " in out
-    assert "mine: what every gradient is multiplied by. (default: 1.0)" in out
-    before, _, _ = COMMAND.partition("from fdg_jax.experiments")
-    made = (
-        "import json\nfrom fdg_jax.runs import run_files\nfrom fdg_jax import cli\n"
-        "options, given = cli.parse(sys.argv[1].split(), 'command')\n"
-        "print(json.dumps(run_files.config(options, options, [], '')))"
-    )
-    config = json.loads(run(folder, "--method mine --pace run --gain 0.5", script=before + made)[1])
-    assert (config["pace"], config["gain"], config["asked"]["gain"], config["accumulate"]) == ("run", 0.5, 0.5, 1)
-
-
-@pytest.mark.slow
 def test_a_method_of_an_added_file_is_trained_by_the_command_and_goes_on(folder):
     (folder / "mine.py").write_text(MINE)
     short = "--dataset digits --model resnet8 --train-size 2 --batch-size 2 --epochs 1 --K 1 --no-tensorboard"

@@ -2,10 +2,7 @@
 unpickles, private names of JAX, and text files without an encoding (pyproject.toml)."""
 
 import ast
-import os
 import re
-import shutil
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -59,13 +56,6 @@ def test_all_requirements_pin_the_same_versions_and_a_card_or_pytorch_adds_only_
     assert shared and {key: docs[key] for key in docs if key[0] in shared}.items() <= cpu.items()
 
 
-def test_python_3_11_gets_the_last_jax_it_can_run_and_later_ones_a_newer_jax():
-    versions = {marker: pin for (name, marker), pin in pins("requirements.txt").items() if name == "jax"}
-    assert versions.pop("python_full_version < '3.12'") == "0.10.2"
-    (newest,) = versions.values()
-    assert tuple(map(int, newest.split("."))) > (0, 10, 2)
-
-
 def imports(tree: ast.AST) -> set[str]:
     """The first word of every imported module."""
     found = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
@@ -86,26 +76,3 @@ def test_every_import_is_a_declared_dependency():
             for top in imports(ast.parse(file.read_text())) - sys.stdlib_module_names - own - declared:
                 given_by = {distribution(name) for name in providers.get(top, [])}
                 assert given_by & declared, f"{file} imports {top}: see CONTRIBUTING.md, 'A dependency'"
-
-
-@pytest.mark.parametrize(
-    ("version", "has_venv", "said"),
-    [
-        ("3.10.13", True, "needs Python 3.11 or newer; python3 is 3.10.13."),
-        ("3.11.9", False, "Python's venv module is missing from python3."),
-    ],
-)
-def test_setup_says_in_one_sentence_what_is_wrong_with_the_python(version, has_venv, said, tmp_path):
-    (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("dirname", "sed", "sh"):
-        os.symlink(str(shutil.which(name)), programs / name)
-    answers = f'#!/bin/sh\ncase "$2" in *ensurepip*) exit {int(not has_venv)};; *) echo {version};; esac\n'
-    (programs / "python3").write_text(answers)
-    (programs / "python3").chmod(0o755)
-    command = ["sh", "tools/setup.sh"]
-    done = subprocess.run(command, cwd=tmp_path, env={"PATH": str(programs)}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "") and not (tmp_path / ".venv").exists()
-    assert done.stderr.startswith("setup: ") and done.stderr.count("\n") == 1 and said in done.stderr

@@ -9,13 +9,12 @@ import chromium
 import explored
 import made_up_runs
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from experiments.harness.run_table import Run
 from fdg_jax import methods
-from fdg_jax.explorer import choices, measured, page, quadratic, timeline
+from fdg_jax.explorer import choices, page, timeline
 from fdg_jax.explorer.choices import Times
-from fdg_jax.report import comparison, report_page, results
+from fdg_jax.report import report_page
 from fdg_jax.runs import incidents
 from fdg_jax.schedule.running import trace_run
 
@@ -130,80 +129,6 @@ def test_what_is_shown_is_what_the_schedule_says_for_every_method(shown, name):
         compare(shown, variant, K, [*explored.times(K)][17])
 
 
-def test_the_keyboard_reaches_everything_and_the_focus_is_seen(shown):
-    wanted = shown.run("return document.querySelectorAll('button, select, input, svg[tabindex], a').length")
-    reached, seen = set(), 0
-    shown.run("document.activeElement.blur()")
-    for _ in range(wanted + 5):
-        shown.press(Keys.TAB)
-        where, outline = shown.run(
-            "const e = document.activeElement, s = getComputedStyle(e);"
-            "return [[...document.querySelectorAll('*')].indexOf(e) + e.tagName, s.outlineStyle + s.outlineWidth]"
-        )
-        if not where.endswith(("BODY", "DIV")):
-            reached.add(where)
-            seen += outline == "solid3px"
-    assert len(reached) == wanted and seen >= wanted
-
-
-def test_a_screen_reader_hears_the_name_and_the_value_of_every_choice(shown):
-    tree = shown.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-    names = [each["name"]["value"] for each in tree if each["role"]["value"] in ("slider", "combobox")]
-    fields = shown.run("return document.querySelectorAll('input, select').length")
-    assert len(names) == len(set(names)) == fields > 10 and "" not in names
-    assert {"Stages K", "Backward pass", "Sending", "Slow stage", "How slow", "Time", "Accumulate"} <= set(names)
-    assert {"Learning rate times h", "Momentum", "Correction β", "Method", "Compared with"} <= set(names)
-    said = "return [...document.querySelectorAll('input')].map((each) => [each.id, each.ariaValueText])"
-    words = dict(shown.run(said))
-    assert words["K"] == "3" and words["slow"] == "none" and words["backward"] == "2 × F" and all(words.values())
-    shown.run(chromium.SET, [("slow", 2), ("now", 3)])
-    words = dict(shown.run(said))
-    assert words["slow"] == "stage 2" and re.fullmatch(r"3 of \d+", words["now"])
-
-
-def readout(browser):
-    found = re.search(r"^(\S+), stage (\d+), backward pass of batch (\d+)", browser.run(
-        "return document.getElementById('readout').textContent"))  # fmt: skip
-    assert found
-    return found[1], int(found[2]), int(found[3])
-
-
-def test_arrow_keys_go_from_one_backward_pass_to_the_next(shown):
-    assert readout(shown) == ("FDG", 1, 5)
-    shown.run("document.querySelector('#panel-0 svg').focus()")
-    shown.press(Keys.ARROW_RIGHT)
-    assert readout(shown) == ("FDG", 1, 6)
-    shown.press(Keys.ARROW_DOWN, Keys.ARROW_LEFT)
-    assert readout(shown) == ("FDG", 2, 5)
-    shown.press(Keys.HOME)
-    assert readout(shown) == ("FDG", 2, 1)
-    count = "return document.querySelectorAll(arguments[0]).length"
-    assert shown.run(count, "svg .arc") == shown.run(count, "svg .used") == 1
-
-
-def test_time_can_be_stepped_played_and_sent_to_the_steady_state(shown):
-    click = "document.getElementById(arguments[0]).click()"
-    shown.run(click, "start")
-    assert shown.run("return state.now") == 0 and shown.run(KEPT) == ["none"] * 3
-    ends = sorted({op.end for name in ("fdg", "bp") for op in timeline.timeline(
-        methods.find(name).schedule(3), methods.find(name))})  # fmt: skip
-    for end in ends[:6]:
-        shown.run(click, "step")
-        assert shown.run("return state.now") == pytest.approx(float(end))
-    shown.run(click, "back")
-    assert shown.run("return state.now") == pytest.approx(float(ends[4]))
-    shown.run(click, "steady")
-    assert shown.run("return state.now") == 7  # the first B of stage 1: after three F and the B of two stages
-    shown.run(click, "play")
-    shown.driver.set_script_timeout(20)
-    waited = "const done = arguments[0], wait = () => state.now > 7.5 ? done(state.now) : setTimeout(wait, 20); wait()"
-    assert shown.driver.execute_async_script(waited) > 7.5
-    shown.run(click, "play")
-    now = shown.run("return state.now")
-    assert shown.driver.execute_async_script("setTimeout(() => arguments[0](state.now), 200)") == now
-    assert shown.run("return document.querySelectorAll('#panel-0 .op.future').length") > 10
-
-
 @pytest.mark.parametrize("name", ["fdg", "fr", "dni", "gpipe"])
 def test_the_batches_that_a_stage_keeps_are_those_of_the_schedule(shown, name):
     variant = choices.Variant(methods.find(name), {})  # at the defaults, as the page begins
@@ -220,29 +145,6 @@ def test_the_batches_that_a_stage_keeps_are_those_of_the_schedule(shown, name):
             assert kept[k - 1] == (" ".join(map(str, there)) or "none")
 
 
-def test_the_playground_trains_as_the_recurrence_does_and_knows_its_limits(shown):
-    for late, momentum in ((0, 0.0), (3, 0.0), (3, 0.9), (7, 0.5)):
-        limit = quadratic.stability_limit(late, momentum)
-        for rate in (0.97 * limit, 1.03 * limit):
-            w, v = [1.0], 0.0
-            for t in range(400):
-                v = momentum * v + (w[t - late] if t >= late else 1.0)
-                w.append(w[t] - rate * v)
-            got = shown.run("return trained(...arguments)", late, rate, momentum, 400)
-            assert got == pytest.approx(w, rel=1e-9, abs=1e-9)
-            assert (max(map(abs, got[-60:])) < max(map(abs, got[:60]))) == (rate < limit)
-    shown.run(chromium.SET, [("K", 4), ("momentum", 1)])
-    limits = shown.run("return [...document.querySelectorAll('.stage')].map((b) => Number(b.dataset.limit))")
-    stale = methods.find("fdg").schedule(4).staleness
-    assert limits == pytest.approx([quadratic.stability_limit(n, quadratic.MOMENTA[1]) for n in stale], abs=1e-6)
-    words = "return [...document.querySelectorAll('.stage')].map((b) => b.textContent.split(': ')[1])"
-    rate = shown.run("return rateAt(game.rate)")
-    assert shown.run(words) == ["grows" if rate > limit else "settles" for limit in limits]
-    shown.run(chromium.SET, [("beta", 5)])
-    shrunk = [rate * 0.5 ** (4 - k) for k in range(1, 5)]
-    assert shown.run(words) == ["grows" if r > limit else "settles" for r, limit in zip(shrunk, limits, strict=True)]
-
-
 def test_a_name_that_holds_html_stays_text(shown):
     assert shown.run("return document.getElementById('measured-title').textContent").startswith(HTML_NAME)
     assert shown.run("return document.querySelectorAll('img').length") == 0
@@ -255,25 +157,8 @@ def test_a_name_that_holds_html_stays_text(shown):
     ]  # fmt: skip
 
 
-def test_a_measured_run_lies_below_the_derived_one(shown):
-    bars = shown.run("return [...document.querySelectorAll('#measured .op rect')].map((r) => ['x', 'y', 'width'].map((n) => Number(r.getAttribute(n))))")  # noqa: E501
-    assert len(bars) == 3
-    derived, first, second = bars
-    assert derived[0] == first[0] == 0 and derived[2] / first[2] == pytest.approx(4 / 5)
-    assert first[1] > derived[1] and second[1] > first[1] and second[0] == pytest.approx(first[2])
-    assert measured.MOST > 3
-
-
 def test_the_explorer_is_easy_to_use(browser, file):
     chromium.easy_to_use(browser, file, ((), [("K", 8), ("method-0", "dni")], [("rate", 90), ("K", 1)], [("now", 0)]))
-
-
-def test_the_page_of_a_comparison_is_as_easy_to_use(browser, tmp_path):
-    file, results_of = tmp_path / "compared.html", Path(__file__).resolve().parent.parent / "experiments" / "results"
-    runs = [run for name in ("decisive", "paper-3-epochs") for run in results.read(results_of / f"{name}.jsonl")]
-    file.write_text(comparison.page(comparison.compare(runs)), encoding="utf-8")
-    chromium.easy_to_use(browser, file)
-    assert browser.run("return document.querySelectorAll('svg.chart').length") == 2 * 2
 
 
 def reported(folder: Path, method: str, K: int, trained: int) -> Path:

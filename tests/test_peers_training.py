@@ -7,15 +7,12 @@ from training_processes import each_needs_a_core, finish, same, started, trained
 pytestmark = [pytest.mark.slow, each_needs_a_core]
 
 
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        (2, "--K 2 --method fdg --beta 0.5"),
-        (2, "--K 3 --method fdg --order forward-first"),
-        (3, "--K 3 --method fdg --weights current --accumulate 2"),
-        (2, "--K 2 --method gpipe"),
-    ],
-)
+@pytest.mark.parametrize(("count", "words"), [
+    (2, "--K 2 --method fdg --beta 0.5"),
+    (2, "--K 3 --method fdg --order forward-first"),
+    (3, "--K 3 --method fdg --weights current --accumulate 2"),
+    (2, "--K 2 --method gpipe"),
+])  # fmt: skip
 def test_several_processes_end_as_one(count, words, tmp_path):
     """tests/test_processes.py has all methods."""
     words = [*SHORT.split(), *words.split()]

@@ -1,13 +1,12 @@
 """One photograph: which part of it is seen, mirrored or not, and which formats are read."""
 
-import io
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fdg_jax.data import jpeg
-from tests.image_files import photo, pixels
+from tests.image_files import photo
 
 
 def test_a_random_part_lies_inside_and_has_the_area_and_shape_it_may_have():
@@ -52,9 +51,3 @@ def test_grey_and_printers_colours_become_three_channels(mode):
     assert image.shape == (64, 64, 3)
     if mode == "L":
         assert (image[..., 0] == image[..., 2]).all()
-
-
-def test_a_png_under_a_jpegs_name_is_read():
-    file = io.BytesIO()
-    Image.fromarray(pixels(photo(1))).save(file, "PNG")
-    np.testing.assert_array_equal(np.asarray(jpeg.decode_image(file.getvalue(), "it")), pixels(photo(1)))

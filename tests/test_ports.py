@@ -3,7 +3,6 @@
 import errno
 import os
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -20,23 +19,6 @@ with socket.socket() as stranger:
         stranger.bind((host, int(port)))
     except OSError as error:
         print(error.strerror, flush=True)
-"""
-# A process that has been joined and has copied nothing yet; then it is joined once more, which is refused.
-JOINED = f"""
-import os, socket, sys
-import jax
-import fdg_jax
-def transfers():
-    return jax.config.values["jax_cross_host_transfer_socket_address"]
-fdg_jax.join_processes(sys.argv[1], 0, 1, 1, "{HOST}")
-chosen = transfers()
-host, port = chosen.split(":")
-{STRANGER}
-try:
-    fdg_jax.join_processes(sys.argv[1], 0, 1, 1, "{HOST}")
-except fdg_jax.BadInput:
-    print(transfers() == chosen, flush=True)
-os._exit(0)
 """
 # A process of the launcher; process 0 looks at the coordinator's port and then listens there.
 BEGINNING = f"""
@@ -66,13 +48,6 @@ def test_a_server_that_comes_late_listens_at_a_held_port_and_is_reached():
         with server, socket.create_connection(split(place)) as way, server.accept()[0] as other:
             other.sendall(b"here")
             assert way.recv(4) == b"here"
-
-
-@pytest.mark.slow
-def test_the_port_of_copies_is_held_although_jax_does_not_listen_yet(coordinator):
-    words = [sys.executable, "-c", JOINED, coordinator]
-    told = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert told.stdout.splitlines() == [TAKEN, "True"], told.stderr
 
 
 def test_the_launcher_holds_the_port_at_which_process_0_will_listen():

@@ -43,26 +43,22 @@ def test_two_processes_train_as_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "options"),
-    [
-        (2, {"K": 2, "R": 2}),
-        (2, {"R": 2, "guard": True, "method": "gpipe"}),
-        (3, {"order": "forward-first"}),
-        (3, {"weights": "current"}),
-        (3, {"accumulate": 2}),
-        (3, {"weighted": True, "gradient_norms": True, "guard": True}),
-        (3, {"weighted": True, "method": "gpipe", "K": 4}),
-        (3, {"mixed": True, "K": 4}),
-        (3, {"mixed": True, "method": "gpipe"}),
-        (3, {"mixed": True, "method": "dgl"}),
-        (3, {"K": 4, "guard": True}),
-        (3, {"K": 4, "ema": 0.5}),
-        (4, {"K": 4}),
-        *[(3, {"method": method}) for method in ("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr", "gpipe", "scaled_bp")],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("processes", "options"), [
+    (2, {"K": 2, "R": 2}),
+    (2, {"R": 2, "guard": True, "method": "gpipe"}),
+    (3, {"order": "forward-first"}),
+    (3, {"weights": "current"}),
+    (3, {"accumulate": 2}),
+    (3, {"weighted": True, "gradient_norms": True, "guard": True}),
+    (3, {"weighted": True, "method": "gpipe", "K": 4}),
+    (3, {"mixed": True, "K": 4}),
+    (3, {"mixed": True, "method": "gpipe"}),
+    (3, {"mixed": True, "method": "dgl"}),
+    (3, {"K": 4, "guard": True}),
+    (3, {"K": 4, "ema": 0.5}),
+    (4, {"K": 4}),
+    *[(3, {"method": method}) for method in ("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr", "gpipe", "scaled_bp")],
+], ids=str)  # fmt: skip
 def test_any_method_in_several_processes_trains_as_in_one(processes, options, tmp_path):
     same_everywhere(tmp_path, processes, **options)
 
@@ -89,15 +85,12 @@ def test_processes_that_were_started_differently_are_refused(tmp_path):
         trained(tmp_path / "another", 2, **{"of process 1": {"K": 4}})
 
 
-@pytest.mark.parametrize(
-    ("found", "fact"),
-    [
-        ([{"a": "1"}, {"a": "1"}], ""),
-        ([{"a": "1"}, {"a": "1"}, {"a": "2"}], "process 2 has a 2, process 0 has a 1."),
-        ([{"a": "1"}, {"a": "1", "b": "3"}], "process 1 has b 3, process 0 has b none."),
-        ([{"a": "1", "b": "3"}, {"a": "1"}], "process 1 has b none, process 0 has b 3."),
-    ],
-)
+@pytest.mark.parametrize(("found", "fact"), [
+    ([{"a": "1"}, {"a": "1"}], ""),
+    ([{"a": "1"}, {"a": "1"}, {"a": "2"}], "process 2 has a 2, process 0 has a 1."),
+    ([{"a": "1"}, {"a": "1", "b": "3"}], "process 1 has b 3, process 0 has b none."),
+    ([{"a": "1", "b": "3"}, {"a": "1"}], "process 1 has b none, process 0 has b 3."),
+])  # fmt: skip
 def test_the_first_difference_is_named_with_both_values(found, fact):
     assert notices.first_difference(found) == fact
 
@@ -108,23 +101,20 @@ def test_the_delay_line_is_refused_in_several_processes(tmp_path):
         trained(tmp_path / "out", 2, engine="delay-line")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fact"),
-    [
-        (("localhost:1234", 0, 2, 2), "'localhost:1234' is no IPv4 address with a port"),
-        (("127.0.0.1", 0, 2, 2), "'127.0.0.1' is no IPv4 address with a port"),
-        (("127.0.0.1:1234", 2, 2, 2), "process 2 of 2 with K=2 stages"),
-        (("127.0.0.1:1234", 0, 3, 2), "process 0 of 3 with K=2 stages"),
-        (("127.0.0.1:1234", 0, 2, 2, "myhost"), "'myhost' is no IPv4 address"),
-        (("[::1]:1234", 0, 2, 2), "is no IPv4 address with a port"),
-        (
-            ("10.0.0.1:1234", 0, 2, 2, "127.0.0.1"),
-            "would be reached at 127.0.0.1: one of the two is on this host alone",
-        ),
-        (("10.0.0.1:1234", 0, 2, 2, "203.0.113.9"), "address 203.0.113.9 cannot be used on this host"),
-        (("127.0.0.1:1234", 0, 2, 2), "JAX has already started"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "fact"), [
+    (("localhost:1234", 0, 2, 2), "'localhost:1234' is no IPv4 address with a port"),
+    (("127.0.0.1", 0, 2, 2), "'127.0.0.1' is no IPv4 address with a port"),
+    (("127.0.0.1:1234", 2, 2, 2), "process 2 of 2 with K=2 stages"),
+    (("127.0.0.1:1234", 0, 3, 2), "process 0 of 3 with K=2 stages"),
+    (("127.0.0.1:1234", 0, 2, 2, "myhost"), "'myhost' is no IPv4 address"),
+    (("[::1]:1234", 0, 2, 2), "is no IPv4 address with a port"),
+    (
+        ("10.0.0.1:1234", 0, 2, 2, "127.0.0.1"),
+        "would be reached at 127.0.0.1: one of the two is on this host alone",
+    ),
+    (("10.0.0.1:1234", 0, 2, 2, "203.0.113.9"), "address 203.0.113.9 cannot be used on this host"),
+    (("127.0.0.1:1234", 0, 2, 2), "JAX has already started"),
+])  # fmt: skip
 def test_what_cannot_be_joined_is_refused(arguments, fact):
     jnp.zeros(()).block_until_ready()  # JAX starts, whichever tests ran before
     with pytest.raises(BadInput, match=fact):

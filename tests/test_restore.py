@@ -1,13 +1,14 @@
 """A state is restored as a whole or not at all, and from then on it belongs to the pipeline."""
 
 import itertools
+from functools import partial
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CLASSES, batches, goes_on_exactly, mostly_slow, pipeline, recipe
+import small
+from small import batches, mostly_slow, pipeline
 
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
@@ -15,13 +16,7 @@ from fdg_jax.methods import find, names
 from fdg_jax.schedule.in_flight import in_flight
 
 DATA = batches(10)
-
-
-def stepped(n=5, K=3, **options):
-    ours = pipeline(K, DATA[0], **options)
-    for batch in DATA[:n]:
-        ours.step(batch)
-    return ours
+stepped = partial(small.stepped, DATA, K=3)
 
 
 @pytest.fixture(scope="module")
@@ -177,21 +172,3 @@ def test_sums_lines_and_questions_in_flight_are_told_right(options, n):
     ours, again = stepped(n, **options), pipeline(3, DATA[0], **options)
     again.restore(ours.state())
     assert again.state_sha256() == ours.state_sha256()
-
-
-@pytest.mark.slow
-def test_a_guarded_pipelines_refused_updates_come_along():
-    ours = pipeline(2, DATA[0], optimizer=recipe(), guard=True)
-    ours.restore(stepped(K=2, guard=True).state())
-    with pytest.raises(BadInput, match="opt_state"):
-        pipeline(2, DATA[0]).restore(ours.state())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [
-    {}, {"engine": "delay-line", "accumulate": 2},
-    {"engine": "scan"}, {"method": "dgl"},
-], ids=str)  # fmt: skip
-def test_the_average_of_the_weights_goes_on_exactly(options):
-    stages = [nn.Dense(12), nn.Dense(CLASSES)]
-    goes_on_exactly(lambda: pipeline(2, DATA[0], stages=stages, ema=0.9, **options), DATA, 5)

@@ -3,7 +3,6 @@ nothing else. Of damaged ones and those that cannot be read, nothing older is us
 
 import errno
 import os
-import resource
 import shutil
 import threading
 from pathlib import Path
@@ -177,15 +176,6 @@ def test_where_all_are_damaged_nothing_begins_anew_by_itself(tmp_path, monkeypat
     assert names(tmp_path) == ["damaged-step-000000001", "damaged-step-000000002"]
 
 
-def no_handles(patch):
-    """The process may not open another file."""
-    free = os.dup(0)
-    os.close(free)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
 def failing(owner, call, error, name=None):
     """A call fails; only for the file of a name, if one is given."""
 
@@ -204,11 +194,8 @@ def failing(owner, call, error, name=None):
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
 PASSING = {
-    "no handles": (no_handles, "Too many open files"),
     "stale": (failing(Path, "open", STALE, "manifest.json"), "Stale file handle"),
-    "memory": (failing(Path, "open", MemoryError(), "manifest.json"), "MemoryError"),
     "within Orbax": (failing(folder.ocp.Checkpointer, "restore", ValueError("[OS error 24: EMFILE]")), "OS error 24"),
-    "is a folder": (failing(Path, "is_dir", STALE), "Stale file handle"),
     "list": (failing(os, "scandir", OSError(errno.EIO, "Input/output error")), "cannot be listed: Input/output error"),
     "format": (lambda patch: patch.setattr(manifest, "FORMAT", 2), "has format 1; this version reads 2"),
 }
@@ -226,12 +213,9 @@ def two(tmp_path_factory):
 def test_what_cannot_be_read_at_the_moment_is_left_as_it_is_and_nothing_older_is_used(kind, two, capsys):
     root, (arrange, text) = two / "checkpoints", PASSING[kind]
     with pytest.MonkeyPatch.context() as patch:
-        undo = arrange(patch) or (lambda: None)
-        try:
-            with pytest.raises(BadInput) as refused:
-                newest(root)
-        finally:
-            undo()
+        arrange(patch)
+        with pytest.raises(BadInput) as refused:
+            newest(root)
     assert text in str(refused.value) and "\n" not in str(refused.value)
     assert not isinstance(refused.value, manifest.Damaged)
     assert names(root) == ["step-000000001", "step-000000002"] and "".join(capsys.readouterr()) == ""

@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -71,40 +70,6 @@ def test_a_second_process_cannot_write_the_same_run(tmp_path):
         pass
 
 
-@pytest.mark.slow
-def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):
-    """Half of them fail at once, and so take their empty directories away again."""
-    code = """
-import sys, time, types
-from datetime import datetime
-from fdg_jax.runs import locking as claim
-from fdg_jax.config import Config
-claim.datetime = types.SimpleNamespace(now=lambda: datetime(2026, 1, 1))  # it is the same second for all of them
-number = int(sys.argv[1])
-sys.stdin.readline()
-for turn in range(20):
-    fails = (number + turn) % 2
-    try:
-        with claim.claim_new(Config()) as (path, _):
-            if not fails:
-                (path / "config.json").write_text(f"{number} {turn}", encoding="utf-8")
-            time.sleep(0.001)
-            assert fails or (path / "config.json").read_text(encoding="utf-8") == f"{number} {turn}"
-            if fails:
-                raise RuntimeError
-    except RuntimeError:
-        pass
-"""
-    settings = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, "text": True}
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    words = [[sys.executable, "-c", code, str(number)] for number in range(3)]
-    processes = [subprocess.Popen(each, **settings, **pipes) for each in words]
-    told = [process.communicate("go\n", timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 3, told
-    made = list((tmp_path / "runs").iterdir())
-    assert len({(path / "config.json").read_text() for path in made}) == len(made) == 30
-
-
 @pytest.mark.parametrize("unreadable", ["config.json", "checkpoints"])
 def test_auto_begins_nothing_where_there_may_be_a_run_that_cannot_be_read_now(unreadable, tmp_path, monkeypatch):
     stored_run(tmp_path)
@@ -139,16 +104,6 @@ def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
     with locking.claim(tmp_path, "auto") as (path, found):
         assert found is resumes and locking.resumes(path) is resumes
     assert not locking.resumes(tmp_path / "none")
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/step-000000001"])
-def test_auto_does_not_begin_in_a_directory_with_results_of_another_run(name, tmp_path):
-    (tmp_path / name).mkdir(parents=True)
-    with (
-        pytest.raises(BadInput, match=r"and no config\.json, so it cannot be gone on"),
-        locking.claim(tmp_path, "auto"),
-    ):
-        pass
 
 
 def test_resuming_nothing_names_the_way_out(tmp_path):

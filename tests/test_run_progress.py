@@ -1,15 +1,11 @@
 """Speed, losses and curves while a run goes on, and how it ends where they are absurd."""
 
-import subprocess
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.report import report_page
 from fdg_jax.runs import run_files
-from fdg_jax.runs.progress import per_second
 from fdg_jax.training import lifecycle
 from fdg_jax.training.record import Diverged, Record
 
@@ -73,41 +69,6 @@ def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_
     assert (second.step, second.units, second.sessions) == (7, 196, 2)
 
 
-def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
-    record = Record(examples=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
-    record.open(tmp_path, tensorboard=False)
-    record.entered(1, 32)
-    record.losses([Metrics(1, 1.0)])
-    assert record.speed.mean() is None
-    record.speed.timed_units, record.speed.timed_seconds = 32, 0.5
-    record.speed.forget()
-    record.entered(1, 32)
-    record.losses([Metrics(2, 1.0)])
-    record.close()
-    events = run_files.read_metrics(tmp_path / "metrics.jsonl")
-    assert [event["images_per_second"] for event in events] == [None, 64.0]
-    assert (per_second(None), per_second(1234.5)) == ("- images/s", "1,234 images/s")
-    assert ("images a second", "–") in report_page.cards({}, [events[0]], [], {})
-
-
-def test_tensorboards_curves_end_where_they_cannot_be_written_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
-    log = Record(examples=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
-    log.step = 3
-    log.open(tmp_path, tensorboard=True)
-    log.write({"step": 4}, {"train/loss": 1.5, "test/loss": None})
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    content = file.read_bytes()
-    assert b"train/loss" in content and b"test/loss" not in content  # there at once
-    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr(log.board.clients["TensorBoard"].writer, "flush", full)
-    for step in range(5, 50):
-        log.write({"step": step}, {"train/loss": 1.0})
-    log.close()
-    assert full.call_count == 1
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "the curves in TensorBoard end here: No space left on device" in err
-
-
 def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):
     good = {
         "train_loss": 0.5, "test_error_percent": 9.0, "K": 1, "epochs": 1, "dataset": "digits", "steps": 1,
@@ -131,27 +92,3 @@ def test_a_loss_that_is_no_number_ends_the_run_after_its_line(tmp_path):
         record.losses([Metrics(1, float("nan"))])
     record.close()
     assert run_files.read_metrics(tmp_path / "metrics.jsonl")[0]["train_loss"] is None
-
-
-def test_a_commit_is_dirty_where_code_differs_and_not_where_tables_do(tmp_path, monkeypatch):
-    def git(*words):
-        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-        return subprocess.run(["git", "-C", tmp_path, *identity, *words], check=True, capture_output=True, text=True)
-
-    code, table = tmp_path / "package" / "sub" / "code.py", tmp_path / "benchmarks" / "results" / "rows.jsonl"
-    for file in (code, table, tmp_path / "README.md"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("before")
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "first")
-    commit = git("rev-parse", "HEAD").stdout.strip()
-    monkeypatch.setattr(run_files, "__file__", str(code))
-    assert run_files.git_commit() == commit
-    table.write_text("after")
-    (tmp_path / "README.md").write_text("after")
-    assert run_files.git_commit() == commit
-    code.write_text("after")
-    assert run_files.git_commit() == f"{commit}-dirty"
-    git("add", "-A")
-    assert run_files.git_commit() == f"{commit}-dirty"

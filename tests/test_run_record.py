@@ -3,23 +3,17 @@
 import dataclasses
 import json
 import os
-import signal
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from stored_runs import asked, stored_run
 
-from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.machine import facts
-from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import reading, run_files, thinning
-from fdg_jax.training import command, lifecycle, loop, policies
-from fdg_jax.training.processes import Peers
-from fdg_jax.training.record import Record, Run
+from fdg_jax.training import command, lifecycle, policies
+from fdg_jax.training.record import Record
 
 
 def a_record(run=None, lines=0) -> Record:
@@ -112,15 +106,12 @@ def test_a_damaged_config_is_refused(tmp_path):
             reading.resumed_options(tmp_path, asked(), frozenset())
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("K", True, "K is True, which is no whole number"),
-        ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line"),
-        ("steps", "9", "steps is '9', which is no whole number or null"),
-        ("resumed", 3, "resumed is 3, which is no list or null"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("K", True, "K is True, which is no whole number"),
+    ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line"),
+    ("steps", "9", "steps is '9', which is no whole number or null"),
+    ("resumed", 3, "resumed is 3, which is no list or null"),
+])  # fmt: skip
 def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, value, said):
     stored_run(tmp_path)
     config = run_files.read_json(tmp_path / "config.json")
@@ -149,60 +140,9 @@ def test_a_damaged_line_of_the_metrics_is_refused_by_its_number(tmp_path, line):
         run_files.read_metrics(path)
 
 
-def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
-    told = run_files.config(asked(), asked(), ["cpu:0"], "")
-    assert told["usable_cores"] == len(os.sched_getaffinity(0))
-    assert told["cpu_devices"] >= 1
-    assert told["processor"]
-    assert told["matmul_precision"] is None
-    monkeypatch.setattr(facts, "cpuinfo", lambda: ["flags\t: fpu", "model name\t: A Processor: fast"])
-    assert facts.processor_name() == "A Processor: fast"
-
-
-def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
-    stored_run(tmp_path)
-    stopped = Run(SimpleNamespace(peers=Peers()), tmp_path, None, True, False, again="again")  # type: ignore[arg-type]
-    assert lifecycle.end(Stopped(signal.SIGINT), stopped) == 130
-    out = capsys.readouterr().out
-    assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
-    assert "after a checkpoint" not in out
-    (tmp_path / "checkpoints" / "step-000000003").mkdir(parents=True)
-    lifecycle.end(Stopped(signal.SIGINT), stopped)
-    assert "after a checkpoint. To go on exactly there:\n" in capsys.readouterr().out
-
-
 def images() -> Dataset:
     black, labels = np.zeros((128, 1, 1, 1), np.uint8), np.zeros(128, np.int32)
     return Dataset("black", black, labels, black, labels, classes=1, mean=(0,), std=(1,), pad=0, flip=False)
-
-
-@pytest.mark.parametrize(("stood", "said"), [(None, "from the beginning"), (3, "going on after batch 3 of 8\n")])
-def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
-    dataset = images()
-    pipeline = SimpleNamespace(restore=lambda state: None)
-    options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
-    job = SimpleNamespace(
-        dataset=dataset,
-        options=options,
-        learning_rates=np.ones(8),
-        pipeline=pipeline,
-        steps=8,
-        steps_per_epoch=4,
-        peers=Peers(),
-    )
-    before = Record(128, 32, 10, job.learning_rates)
-    before.open(tmp_path, tensorboard=False)
-    before.entered(stood or 0, 0)
-    found = ({}, before.state(), policies.versions())
-    monkeypatch.setattr(run_checkpoints, "load_newest", lambda root: found if stood else None)
-    monkeypatch.setattr(loop.Loop, "train", lambda self: None)
-    monkeypatch.setattr(loop.Loop, "finish", lambda self: ("", ""))
-    lifecycle.session(lifecycle.begin(job, tmp_path, resume=True), Signals())
-    before.close()
-    assert said in capsys.readouterr().out
-    job.steps = 2
-    with pytest.raises(BadInput, match="--steps 2: the run stands at batch 3") if stood else nullcontext():
-        lifecycle.begin(job, tmp_path, resume=True)
 
 
 def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
@@ -245,13 +185,3 @@ def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
     assert not command.finished(tmp_path, dataclasses.replace(options, steps=6))
     with pytest.raises(BadInput, match="--steps 4: the run stands at batch 5"):
         command.finished(tmp_path, dataclasses.replace(options, steps=4))
-
-
-def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
-    now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
-           "git_commit": "a1"}  # fmt: skip
-    lifecycle.warn_of_changes(now, now)
-    assert capsys.readouterr().err == ""
-    lifecycle.warn_of_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
-    err = capsys.readouterr().err
-    assert "usable_cores 2, was 4; git_commit a1, was b2. The last bits may differ" in err and err.count("\n") == 1

@@ -1,6 +1,5 @@
 """The report of a run: one page with its curves, also of a run that has not ended."""
 
-import re
 import shlex
 
 import numpy as np
@@ -9,9 +8,8 @@ from stored_runs import stored_run
 
 from fdg_jax import cli, methods
 from fdg_jax.config import FIELDS, Config
-from fdg_jax.pages import charts
 from fdg_jax.recipe import paper_schedule
-from fdg_jax.report import curves, options_part, report_page, results
+from fdg_jax.report import curves, options_part, report_page
 from fdg_jax.runs import incidents, run_files
 from fdg_jax.training.job import learning_rates
 from fdg_jax.training.record import Record
@@ -65,51 +63,6 @@ def test_the_learning_rates_marked_are_those_of_the_schedule(changed):
     np.testing.assert_allclose(marked, true, rtol=1e-6)  # the schedule's are float32
 
 
-def test_a_change_of_the_learning_rate_is_marked_where_it_begins_as_far_as_the_run_has_come():
-    train = [{"epoch": x, "train_loss": 1.0, "learning_rate": 0.1} for x in (1.0, 4.5, 5.0)]
-    made = {chart.title: chart for chart in curves.charts(told(warmup="on"), train, [])}
-    assert made["Training loss"].marks == [0.1, 4.0]  # the next is at 6
-    assert made["Learning rate"].lines[0].middle == [(0.0, 0.01), (0.1, 0.1), (4.0, 0.01), (5.0, 0.01)]
-    assert not made["Images/s"].lines
-    cosine = {chart.title: chart for chart in curves.charts(told(lr_schedule="cosine"), train, [])}
-    assert cosine["Learning rate"].lines[0].middle == [(x, 0.1) for x in (1.0, 4.5, 5.0)]
-
-
-def test_of_many_points_the_means_of_neighbours_are_drawn_with_their_range():
-    points = [(float(x), float(x % 2)) for x in range(2 * charts.MOST)]
-    (line,) = charts.curve("x", 0, points)
-    assert [y for _, y in line.middle] == [0.5] * charts.MOST
-    assert {y for _, y in line.low} == {0.0} and {y for _, y in line.high} == {1.0}
-    assert charts.curve("x", 0, points[:3]) == [charts.Line("x", 0, points[:3])] and charts.curve("x", 0, []) == []
-
-
-def test_a_chart_has_the_pages_colours_and_names_in_it_stay_text():
-    line = charts.Line("x", 1, [(0.0, 0.0), (2000.0, 0.002)])
-    drawn = charts.svg(charts.Chart("a <b> & $c$", "d", [line]))
-    assert 'aria-label="a &lt;b&gt; &amp; $c$ over d"' in drawn and "<b>" not in drawn
-    assert "var(--c1)" in drawn and "#" not in re.sub(r"(?<=[\"(])#\w+", "", drawn)  # references only
-    assert ">1.5k<" in drawn and ">0.002<" in drawn and drawn == charts.svg(charts.Chart("a <b> & $c$", "d", [line]))
-
-
-@pytest.mark.parametrize(("losses", "first", "last", "percent"), [
-    ([2.3 - 0.02 * min(i, 50) for i in range(100)], 2.3, 1.3, 0), ([100.0 - i for i in range(100)], 100, 5.5, 11),
-    ([1.0, 2.0], 1, 2, None), ([2.0, 1.0], 2, 1, None),
-])  # fmt: skip
-def test_the_movement_of_a_loss_is_told_in_numbers(losses, first, last, percent):
-    found = results.movement(losses)
-    assert found is not None and (found.first, found.last) == pytest.approx((first, last))
-    assert found.percent is None if percent is None else round(found.percent or 0) == percent
-    assert results.movement(losses[:1]) is None
-
-
-def test_the_cards_have_the_newest_and_the_lowest_error_and_that_of_guessing():
-    test = [{"epoch": i, "test_error_percent": x} for i, x in enumerate((50.0, 20.0, 25.0), 1)]
-    found = report_page.cards(told(inputs={"classes": 10}), [], test, {})
-    assert found[:3] == [("test error, last", "25.00%"), ("test error, lowest: epoch 2", "20.00%"),
-                         ("test error of guessing one of 10 classes", "90.0%")]  # fmt: skip
-    assert not any("guessing" in name for name, _ in report_page.cards(told(block_size=4), [], test, {}))
-
-
 @pytest.mark.parametrize(("method", "K"), [
     ("fdg", 1), ("fdg", 3), ("fdg", 9), ("bp", 3), ("gpipe", 3), ("dni", 3), ("data_parallel", 2),
 ])  # fmt: skip
@@ -122,19 +75,6 @@ def test_the_schedule_is_drawn_and_its_lateness_is_the_schedules(method, K):
     if drawn:
         assert all(f">F{batch}<" in drawn for batch in (1, 2, 3) if method != "gpipe") and f">stage {K}<" in drawn
         assert (f"{max(late)} update{'s' * (max(late) > 1)} late. The numbers count them." in drawn) is (max(late) > 0)
-
-
-def test_options_are_those_that_the_run_has():
-    fdg = options_part.of_run(told(method="fdg"))
-    assert {"beta", "order", "accumulate"} <= fdg.keys()
-    assert not {"micro_batches", "aux", "scale", "prediction", "b2", "warmup_steps", "text", "tied", "resume"} & {*fdg}
-    gpipe = options_part.of_run(told(method="gpipe", optimizer="adamw", lr_schedule="cosine"))
-    assert {"micro_batches", "b2", "warmup_steps"} <= gpipe.keys() and not {"beta", "order", "warmup"} & gpipe.keys()
-    assert "beta" in options_part.of_run(told(method="ddg", correct="shrink"))
-    corrected = options_part.of_run(told(correct="rate, shrink , anticipate"))
-    assert {"beta", "anneal_updates", "prediction"} <= corrected.keys()
-    default = told()
-    assert {"method", "K"} <= options_part.chosen({**default, "asked": default}).keys()
 
 
 @pytest.mark.parametrize("words", [

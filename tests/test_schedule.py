@@ -149,15 +149,11 @@ def test_the_updates_that_every_gradient_is_late_are_those_that_a_run_counts(nam
 
 
 # Every other method and both orders: tests/test_methods.py and tests/test_engines.py.
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"method": "fdg", "accumulate": 2},
-        pytest.param({"method": "fdg", "accumulate": 3, "order": "forward-first"}, marks=pytest.mark.slow),
-        pytest.param({"method": "fdg", "accumulate": 2, "engine": "scan"}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("asked", [
+    {"method": "fdg", "accumulate": 2},
+    pytest.param({"method": "fdg", "accumulate": 3, "order": "forward-first"}, marks=pytest.mark.slow),
+    pytest.param({"method": "fdg", "accumulate": 2, "engine": "scan"}, marks=pytest.mark.slow),
+], ids=str)  # fmt: skip
 def test_the_engines_measure_what_the_schedule_says(asked):
     data = batches(14)
     made = pipeline(3, data[0], **asked)

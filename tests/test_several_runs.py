@@ -5,15 +5,12 @@ with: tests/faults/test_sweep.py.
 """
 
 import json
-import time
 
 import pytest
 
 from fdg_jax import cli, sweep
 from fdg_jax.config import Config
-from fdg_jax.errors import BadInput
-from fdg_jax.experiments import cifar, imagenet
-from fdg_jax.machine.signals import Signals
+from fdg_jax.experiments import cifar
 
 STAND_IN = """
 import json, sys
@@ -62,11 +59,6 @@ def test_every_combination_is_a_run_and_seeds_change_fastest():
     assert found[2].given == {"beta", "K", "seed", "epochs"}
 
 
-def test_values_with_commas_are_separated_by_semicolons_and_switches_have_two_values():
-    assert [one.options.split for one in combinations("--K 3 --sweep split=3,7;2,5")] == ["3,7", "2,5"]
-    assert [one.options.drain for one in combinations("--sweep drain=true,false")] == [True, False]
-
-
 @pytest.mark.parametrize("learning_rate", ["0.1", "0.123456789", "1e-05"])
 def test_a_run_is_started_with_exactly_its_options(learning_rate, tmp_path):
     told = f"--run-dir {tmp_path} --learning-rate {learning_rate} --no-drain --sweep train_size=7,None"
@@ -80,15 +72,6 @@ def test_a_run_is_started_with_exactly_its_options(learning_rate, tmp_path):
         )  # fmt: skip
 
 
-def test_a_default_of_another_command_is_not_taken_for_one_of_the_file(tmp_path):
-    (tmp_path / "a.toml").write_text("epochs = 300")
-    told = ["--config", str(tmp_path / "a.toml"), "--seeds", "0", "--run-dir", "x"]
-    asked = cli.read(told, imagenet.PROGRAM)
-    (one,) = sweep.combinations(asked, imagenet.PROGRAM)
-    started = sweep.command(one, tmp_path, imagenet.PROGRAM, asked.start)
-    assert cli.parse(started[2:], imagenet.PROGRAM)[0].epochs == 300
-
-
 REFUSED = {
     "--sweep bta=0.2": "there is no option 'bta'. Did you mean beta?",
     "--sweep beta": "write NAME=VALUES",
@@ -98,24 +81,19 @@ REFUSED = {
     "--sweep run_dir=a,b": "run_dir is the same for all runs",
     "--sweep drain=maybe": "drain is 'maybe', which is no true or false",
     "--seeds 0,1 --sweep seed=3": "--seeds 0,1: the values of seed are given twice",
-    "--seeds 0,x": "--seeds 0,x: seed: 'x' is not a whole number",
-    "--seeds 1,-1": "--seed -1: it must lie in [0, 2147483647]",
-    "--sweep beta=0.5,1.5": "--beta 1.5: it must lie in (0, 1]",
-    "--sweep K=2,99": "resnet20 has 11 blocks",
     "--sweep method=bp,fdg beta=0.5": "method bp has no such option",
-    "--sweep model=resnet8,resnet9": "Did you mean resnet8",
     "--seeds 0 --jobs 1000": "each run gets a core",
     "--seeds 0 --resume": "goes on by itself",
     f"--sweep seed={','.join(map(str, range(1001)))}": "1,001 runs",
 }
 
 
-@pytest.mark.parametrize("told", REFUSED, ids=range(len(REFUSED)))
-def test_what_cannot_be_is_refused_before_the_first_run(told, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_refused_before_the_first_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a run was started"))
-    assert cifar.main([*told.split(), "--run-dir", str(tmp_path / "runs")]) == 2
-    err = capsys.readouterr().err
-    assert REFUSED[told] in err and err.count("\n") == 1 and not (tmp_path / "runs").exists()
+    for told, said in REFUSED.items():
+        assert cifar.main([*told.split(), "--run-dir", str(tmp_path / "runs")]) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1 and not (tmp_path / "runs").exists(), told
 
 
 def test_seeds_need_a_directory_that_holds_no_run_itself(tmp_path, capsys):
@@ -157,12 +135,6 @@ def test_a_run_that_fails_is_not_compared_and_is_made_again(stand_in, capsys):
     assert capsys.readouterr().out.count(": started") == 1
 
 
-def test_a_sweep_of_an_earlier_version_is_refused(stand_in, capsys):
-    (stand_in / "beta1").mkdir(parents=True)
-    assert cifar.main(["--sweep", "beta=0.5,1", "--run-dir", str(stand_in)]) == 2
-    assert "is a run of an earlier version, whose directory is now called beta-1. Rename" in capsys.readouterr().err
-
-
 def test_what_is_swept_goes_before_a_file(tmp_path, capsys):
     (tmp_path / "a.toml").write_text("beta = 0.5\nepochs = 5")
     found = combinations(f"--config {tmp_path / 'a.toml'} --sweep beta=0.2,1")
@@ -182,49 +154,3 @@ def test_swept_optimizers_and_methods_have_their_own_values_and_not_those_of_the
     ]  # fmt: skip
     fdg, bp = combinations(f"{told} method=fdg,bp K=1")
     assert (fdg.options.beta, bp.options.beta) == (0.5, 1.0) and "beta" in fdg.given - bp.given
-
-
-def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
-
-    def refused():
-        raise BadInput("no such thing")
-
-    code = (
-        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); print('up', flush=True); "
-        "signal.pause()"
-    )
-    first = sweep.Planned("first", tmp_path / "first.log", lambda: (["-c", code], "started"))
-    second = sweep.Planned("second", tmp_path / "second.log", refused)
-    started, start = [], sweep.start
-
-    def noted(*arguments):
-        started.append(start(*arguments))
-        while "up" not in (tmp_path / "first.log").read_text():
-            time.sleep(0.01)
-        return started[-1]
-
-    monkeypatch.setattr(sweep, "start", noted)
-    monkeypatch.setattr(sweep, "cores_for", lambda jobs: [None] * jobs)
-    with pytest.raises(BadInput, match="no such thing"):
-        sweep.make_all([first, second], 2, Signals())
-    assert [one.process.returncode for one in started] == [3]
-
-
-def test_two_values_that_would_share_a_directory_are_refused():
-    with pytest.raises(BadInput, match="as another one would"):
-        combinations("--sweep split=1/2;1:2")
-
-
-@pytest.mark.parametrize(("jobs", "told", "found"), [(1, None, "None"), (2, None, "false"), (2, "true", "true")])
-def test_runs_beside_each_other_leave_gpu_memory_to_the_others_unless_told_otherwise(
-    jobs, told, found, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    if told:
-        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", told)
-    asks = "import os; print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))"
-    planned = sweep.Planned("one", tmp_path / "one.log", lambda: (["-c", asks], "started"))
-    with Signals() as signals:
-        assert sweep.make_all([planned], jobs, signals) == 0
-    assert sweep.last_line(planned.log) == found

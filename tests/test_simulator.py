@@ -8,14 +8,13 @@ a tick is that of the slowest loop, stage or link.
 """
 
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdg_jax import methods
-from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Op, ideal
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 
@@ -96,19 +95,6 @@ def test_a_slow_host_bounds_batches_by_its_dispatches():
     assert (found.seconds, found.limiting) == (2 * (2 + 3 + 1), "host")
 
 
-def test_a_host_that_reads_losses_stays_so_many_batches_ahead():
-    run_ahead = 4
-    found = predict(methods.find("fdg").schedule(2), stages(F=1, B=2)._replace(run_ahead=run_ahead))
-    assert found.seconds == 3  # two stages need no more than that to be kept busy
-    end = {event.batch: event.end for event in found.events if (event.what, event.k) == ("F", 2)}
-    asked: dict[int, Fraction] = {}
-    for event in found.events:
-        if (event.what, event.k) == ("host", 1):
-            asked.setdefault(event.batch, event.end)  # of F, the first that is done with a batch
-    # At tick b-1 the loss of batch b-2 is the newest, and the host waits for the one `run_ahead` before it.
-    assert [asked[b] for b in range(8, 20)] == [end[b - 2 - run_ahead] for b in range(8, 20)]
-
-
 def test_stages_that_share_a_core_take_turns_and_one_that_has_all_cores_is_as_much_faster_as_was_measured():
     assert predict(methods.find("fdg").schedule(2), stages(F=1, B=2)._replace(cores=1)).seconds == 6
     shared = stages(F=Fraction(1), B=Fraction(2))._replace(cores=2, alone=lambda kind, k: Fraction(3, 2))
@@ -178,19 +164,6 @@ def test_fdgs_tick_is_that_of_the_slowest_loop_stage_or_link(order, pipeline):
     assert predict(fdg(K, order), apart).seconds == expected
 
 
-@pytest.mark.slow
-def test_a_message_costs_pipedream_more_than_fdg_but_for_two_stages_backward_first():
-    """docs/corrections.md: what a staleness twice as large buys. Without messages all three are as fast."""
-    for K, c in product((2, 3, 4), map(Fraction, ("0", "1/2", "3/2", "2"))):
-        schedules = methods.find("ddg").schedule(K), fdg(K), fdg(K, ORDERS[1])
-        pipedream, backward_first, forward_first = (predict(each, alike(link=Link(c))).seconds for each in schedules)
-        assert pipedream == 3 + 2 * c * Fraction(K - 1, K)
-        assert backward_first == 3 + c
-        assert (forward_first == 3) is (c <= Fraction(3, 2))
-        if c:
-            assert pipedream > forward_first and (pipedream > backward_first) is (K > 2)
-
-
 def test_a_message_that_skips_stages_goes_over_the_slowest_link_on_its_way():
     machine = alike(link=(Link(5, 1), Link(2, 3), Link(1, 1, overlaps=False)))
     assert machine.between(2, 1) == Link(5, 1)
@@ -202,29 +175,6 @@ def test_a_message_that_skips_stages_goes_over_the_slowest_link_on_its_way():
     assert took == {(1, 2): 1, (2, 3): 3, (3, 4): 2, (4, 1): 8, (4, 2): 5, (4, 3): 2}
 
 
-def test_a_process_waits_for_losses_that_travel():
-    """DGL waits for no gradient: only the losses tie stage 1 to stage 2. F1, x travels, F2, the loss travels, F1."""
-    for run_ahead, c in product((1, 5), (1, 100)):
-        machine = alike(link=Link(Fraction(c)), run_ahead=run_ahead)
-        schedule = methods.find("dgl").schedule(2)
-        assert predict(schedule, machine).seconds == max(3, Fraction(2 + c, run_ahead + 2))
-        apart = machine._replace(processes=(0, 1))
-        assert predict(schedule, apart).seconds == max(3, Fraction(2 + 2 * c, run_ahead + 2))
-        assert predict(fdg(2), apart).seconds == 3 + c  # FDG waits for its gradients longer than for any loss
-
-
-def test_links_and_processes_that_cannot_be_are_refused():
-    for changed, fact in (
-        ({"link": [Link()]}, "1 links for K=3"),
-        ({"link": [Link(), Link(float("nan"))]}, "nan s"),
-        ({"link": Link(-1, 0)}, "negative"),
-        ({"processes": (0, 1)}, "2 stages for K=3"),
-        ({"seconds": lambda kind, k: -2 if kind == "B" else 1}, "B of stage k=1"),
-    ):
-        with pytest.raises(BadInput, match=fact):
-            predict(fdg(3), alike()._replace(**changed))
-
-
 def test_each_process_dispatches_its_own_stages():
     machine = alike(host_seconds=lambda kind, k: {"F": 2, "B": 3, "U": 1, "send": 0}[kind] * k)
     found = [predict(fdg(3), machine._replace(processes=processes)) for processes in ((), (0, 0, 1), (0, 1, 2))]
@@ -233,20 +183,3 @@ def test_each_process_dispatches_its_own_stages():
 
 
 NAMES, FACTORS = st.sampled_from(methods.names()), st.fractions(Fraction(1, 9), 9, max_denominator=9)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=40)
-@given(name=NAMES, latency=WHOLE, slow=WHOLE, host=WHOLE, factor=FACTORS)
-def test_all_times_longer_by_a_factor_make_a_tick_longer_by_that_factor(name, latency, slow, host, factor):
-    def machine(c):
-        return alike(
-            link=Link(c * latency, c * slow),
-            run_ahead=2,
-            processes=(0, 0, 1),
-            host_seconds=lambda kind, k: c * host / 4,
-        )._replace(seconds=lambda kind, k: c * {"F": 1, "B": 2}.get(kind, 0))
-
-    one, scaled = (predict(methods.find(name).schedule(3), machine(c)) for c in (Fraction(1), factor))
-    assert scaled.seconds == factor * one.seconds
-    assert (scaled.utilisation, scaled.links, scaled.limiting) == (one.utilisation, one.links, one.limiting)

@@ -3,21 +3,17 @@
 import gzip
 import json
 from contextlib import nullcontext
-from types import SimpleNamespace
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import pytest
-from cifar_processes import SHORT, command, finish, printed, read
+from cifar_processes import SHORT, command, finish, read
 
 from fdg_jax import cli
-from fdg_jax.data.stream import Stream
 from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
-from fdg_jax.machine import cores, output
+from fdg_jax.machine import output
 from fdg_jax.options import parser
 from fdg_jax.runs.progress import Progress
-from fdg_jax.training import opening
 from fdg_jax.training.loop import Profile
 
 PROGRAMS = [cifar.PROGRAM, tiny_imagenet.PROGRAM, imagenet.PROGRAM, language_model.PROGRAM]
@@ -79,14 +75,6 @@ def test_a_profile_traces_so_many_batches_once_nothing_compiles(tmp_path):
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))  # XProf's
 
 
-def test_a_session_that_only_compiles_has_no_profile_and_says_so(tmp_path, capsys):
-    profile = Profile(2, tmp_path, nullcontext, print)
-    profile.before_dispatch(1, True)
-    profile.after_dispatch()
-    profile.close()
-    assert "so none was traced" in capsys.readouterr().err and not (tmp_path / "profile").exists()
-
-
 @pytest.mark.slow
 def test_a_traced_run_computes_the_same_bits(tmp_path):
     for name, words in (("plain", []), ("traced", ["--profile", "2"])):
@@ -108,52 +96,3 @@ def test_a_dry_run_says_what_a_run_would_be_and_cost_and_writes_nothing(tmp_path
         assert [line for line in out.splitlines() if line.startswith(begin)], begin
     assert ": 8 batches " in out and "2 evaluations " in out and " device-hours on 2 devices" in out
     assert out.splitlines()[-1] == "dry run    nothing was trained, nothing was written"
-
-
-def test_a_dry_run_on_a_loaded_machine_says_so(monkeypatch):
-    cores.OtherProcesses().percent()  # on this machine, whatever it is
-    not_idle, clock, ours = iter([[10.0, 20.0], [13.0, 21.0]]), iter([0.0, 4.0]), iter([5.0, 7.0])
-    monkeypatch.setattr(cores, "usable", lambda: [0, 1])
-    monkeypatch.setattr(cores, "core_seconds", lambda numbers: next(not_idle))
-    monkeypatch.setattr(cores.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(cores.time, "process_time", lambda: next(ours))
-    percent = cores.OtherProcesses().percent()
-    assert percent == 25.0  # both cores were busy for 4 of 8 seconds, 2 of them by this process
-
-    def said(percent, platform="cpu", dataset=None):
-        places = [SimpleNamespace(devices=[SimpleNamespace(platform=platform)])]
-        job = SimpleNamespace(pipeline=SimpleNamespace(places=places), dataset=dataset)
-        return opening.disturbed(percent, job)  # type: ignore[arg-type]
-
-    (line,) = said(percent)
-    assert "other processes took 25% of the cores' time" in line
-    assert said(4.9) == said(percent, "gpu") == []
-    assert said(percent, dataset=mock.Mock(spec=Stream)) == []  # its own processes decode
-
-
-def test_a_dry_run_is_of_a_new_run(capsys):
-    assert cifar.main(["--dry-run", "--resume", "--run-dir", "x"]) == 2
-    assert capsys.readouterr().err.startswith("error: --dry-run ")
-
-
-@pytest.mark.slow
-def test_no_jax_backend_starts_before_the_processes_are_joined():
-    """Else they could not be joined any more. Every method and correction is checked."""
-    code = """
-from fdg_jax import corrections, methods
-from fdg_jax.checks import options
-from fdg_jax.config import Config
-from fdg_jax.errors import BadInput
-from fdg_jax.machine import jax_internals
-checked = 0
-for words in [{"method": name} for name in methods.names()] + [{"correct": name} for name in corrections.names()]:
-    for weights in ("stashed", "current"):
-        try:
-            options.check(Config(K=3, weights=weights, **words), set())
-            checked += 1
-        except BadInput:
-            pass
-assert not jax_internals.has_started()
-print(checked)
-"""
-    assert int(printed("-c", code)) > 30

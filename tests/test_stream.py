@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import signal
-import time
 
 import jax
 import numpy as np
@@ -47,23 +45,6 @@ def test_folders_are_read_with_validation_images_by_class_or_flat(tmp_path, layo
         wanted = [(image, WNIDS.index(wnid)) for name, (image, wnid) in made.items() if name.startswith(begins)]
         assert content(images) == expected(wanted)
     assert "NOT all of ImageNet" in found.note and f"12 training and {val} validation images of 3" in found.note
-
-
-def test_images_of_another_suffix_are_read_and_what_is_left_out_is_said(tmp_path, capsys):
-    write_imagenet(tmp_path)
-    folder = tmp_path / "train" / WNIDS[1]
-    (folder / f"{WNIDS[1]}_1.JPEG").rename(folder / "a.PNG")
-    assert len(data.load("imagenet", tmp_path).train_images) == 12 and "NOT read" not in capsys.readouterr().err
-    (folder / f"{WNIDS[1]}_11.JPEG").rename(folder / "b.webp")
-    (folder / "more").mkdir()
-    (folder / f"{WNIDS[1]}_21.JPEG").rename(folder / "more" / "c.JPEG")
-    (folder / f"{WNIDS[1]}_31.JPEG").rename(tmp_path / "train" / "d.JPEG")
-    assert len(data.load("imagenet", tmp_path).train_images) == 9
-    train = tmp_path / "train"
-    assert f"NOT read: {train / 'd.JPEG'} (3 such files or folders below {train}). Images" in capsys.readouterr().err
-    (folder / "a.PNG").rename(folder / "more" / "a.PNG")
-    with pytest.raises(BadInput, match=r"holds no images \(.*\); it holds b.webp, so class"):
-        data.load("imagenet", tmp_path)
 
 
 def test_a_directory_that_tfds_prepared_is_read_record_by_record(tmp_path):
@@ -149,18 +130,6 @@ def test_a_batch_depends_on_seed_and_number_alone(small):
     assert not set(forwards) & set(sha256(TrainBatches(small, 4, seed=1)[g] for g in range(9)))
 
 
-def test_without_inputs_nothing_is_decoded_and_labels_are_the_same(small, monkeypatch):
-    batches = TrainBatches(small, 4, seed=0), TestBatches(small, 4)
-    labels = [[batch[g][1] for g in range(2)] for batch in batches]
-    monkeypatch.setattr(jpeg, "decode_image", None)
-    black = small.without_inputs()
-    for batch, those in zip((TrainBatches(black, 4, seed=0), TestBatches(black, 4)), labels, strict=True):
-        for g in range(2):
-            images, found = batch[g]
-            np.testing.assert_array_equal(found, those[g])
-            assert images.shape == (len(found), 32, 32, 3) and not images.any() and images.dtype == np.uint8
-
-
 @pytest.mark.slow  # three processes import JAX, because grain does
 def test_the_number_of_workers_changes_no_batch(small):
     plain = sha256(TrainBatches(small, 4, seed=0)[g] for g in range(2, 9))
@@ -188,63 +157,6 @@ def test_an_image_that_is_damaged_later_is_named_whoever_decodes_it(small, worke
     loader = Loader(TrainBatches(small, 4, seed=0), workers=workers)
     with loader, pytest.raises(Damaged, match=f"{os.path.basename(victim)} can't be decoded"):
         sha256(next(loader) for _ in range(3))
-
-
-def children() -> set[int]:
-    """Processes below this one."""
-    found = set()
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/children") as file:
-            found |= {int(word) for word in file.read().split()}
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
-def test_a_worker_leaves_signals_to_the_trainer_and_is_gone_after_close(small):
-    before = children()
-    with Loader(TrainBatches(small, 4, seed=0), workers=1) as loader:
-        next(loader)
-        for process in children() - before:
-            os.kill(process, signal.SIGINT)  # as a terminal does, and a batch system with SIGTERM
-            os.kill(process, signal.SIGTERM)
-        for _ in range(6):  # more than there were ready
-            next(loader)
-    deadline = time.monotonic() + 30
-    while named(children() - before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not named(children() - before)
-
-
-def named(processes) -> list[str]:
-    """Command lines, of those that are no helper of Python's own multiprocessing."""
-    lines = []
-    for process in processes:
-        try:
-            with open(f"/proc/{process}/cmdline") as file:
-                lines.append(file.read().replace("\0", " "))
-        except OSError:
-            continue
-    return [line for line in lines if line and "resource_tracker" not in line]
-
-
-def test_the_number_of_workers_follows_the_cores_a_wish_and_the_room(small, monkeypatch, capsys):
-    batches = TrainBatches(small, 4, seed=0)
-    monkeypatch.setattr(stream, "usable_cores", lambda: 5)
-    assert stream.wanted_workers(batches) == 4
-    monkeypatch.setattr(stream, "usable_cores", lambda: 1)
-    assert stream.wanted_workers(batches) == 0
-    monkeypatch.setattr(stream, "usable_cores", lambda: 99)
-    assert stream.wanted_workers(batches) == stream.MOST_WORKERS
-    usage = type("Usage", (), {"free": 2 * 4 * batches.batch_size * 32 * 32 * 3})
-    monkeypatch.setattr(stream.shutil, "disk_usage", lambda path: usage)
-    assert stream.wanted_workers(batches) == 2
-    assert "room for the batches of 2 of 16 processes" in capsys.readouterr().err
-    monkeypatch.setenv(stream.WORKERS, "3")
-    assert stream.wanted_workers(batches) == 3
-    monkeypatch.setenv(stream.WORKERS, "many")
-    with pytest.raises(BadInput, match="FDG_JAX_LOADER_WORKERS=many"):
-        stream.wanted_workers(batches)
 
 
 def test_the_device_only_normalises_what_was_cropped_and_mirrored_before(small):

@@ -74,14 +74,6 @@ def test_too_little_text_is_refused(block, content, said, file):
         data.load_text("text", [str(file)], block)
 
 
-def test_a_binary_file_is_trained_on_and_said_to_be_no_text(file, capsys):
-    file.write_bytes(b"words, words " * 50)
-    assert not data.load_text("text", [str(file)], 32).note
-    np.arange(300, dtype=np.uint16).tofile(file)
-    found = data.load_text("text", [str(file)], 32)
-    assert f"NOT text: {file} has bytes of 0" in found.note and found.note in capsys.readouterr().err
-
-
 def test_a_file_that_was_cut_short_is_noticed(file):
     text = data.load_text("text", [str(file)], block_size=32)
     feed = InMemory(text, Config(dataset="text", batch_size=4, epochs=1), steps=7)

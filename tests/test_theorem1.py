@@ -5,10 +5,9 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from experiments import stability, theorem1
-from experiments.harness.run_table import Run
+from experiments import theorem1
 from experiments.limits import eigenvalues
-from experiments.theorem import adversary, decoupled, quadratic
+from experiments.theorem import decoupled, quadratic
 from experiments.theorem.theorem_bounds import READINGS, bound, z2
 from fdg_jax.corrections.anticipate import coefficient
 
@@ -104,13 +103,6 @@ def test_both_corrected_bounds_hold_for_independent_modules_where_the_printed_on
             assert all(change <= most for change, most in zip(line["engine"], line[reading], strict=True))
 
 
-def test_the_search_climbs_and_finds_what_a_direct_computation_finds():
-    assert adversary.search(2, True, 20, 30, 0).needed > adversary.search(2, True, 20, 0, 0).needed
-    sharp = {"H": np.ones((1, 1, 1)), "start": np.zeros((1, 1)), "noise": np.ones((1, 1))}
-    z = {**sharp, "beta": np.zeros(1), "rate": np.full(1, 40.0)}  # noise alone, L gamma = 1: the change is L M / 2
-    assert adversary.needed(1, z, True) == pytest.approx(0.5)
-
-
 # The engines
 
 
@@ -124,9 +116,6 @@ def test_the_engine_makes_the_theorems_update(K):
     for i, rate in enumerate(rates):
         # float32 against float64: some ten additions of numbers of about 1
         np.testing.assert_allclose(theta[:, i], problem.sampled(0.8, [rate] * steps, drawn[:, i]), atol=1e-5)
-
-
-# The command
 
 
 # The limits of stability
@@ -150,13 +139,3 @@ def test_the_limits_are_those_of_a_table_computed_elsewhere():
     ):  # fmt: skip
         cs = (0.0, *(coefficient(kind, tau, m) for kind in kinds))
         assert [eigenvalues.limit(m, c, tau) / (1 - m) for c in cs] == pytest.approx(limits, rel=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arm", "m", "tau"),
-    [("none", 0.9, 1), ("spike", 0.9, 3)],
-)
-def test_training_finds_the_limit_of_the_eigenvalues(arm, m, tau):
-    found = stability.measure(Run("", {"arm": arm, "momentum": m, "staleness": tau}))
-    assert found["measured"] == pytest.approx(found["eigenvalues"], rel=0.005)  # the curvatures are 0.4% apart

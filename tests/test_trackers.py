@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fdg_jax.config import FIELDS
-from fdg_jax.errors import BadInput
 from fdg_jax.runs import trackers
 from fdg_jax.training.record import Record
 
@@ -122,34 +121,3 @@ def test_a_client_that_fails_loses_its_curves_and_the_run_goes_on(wandb, run, ca
     assert [each[0] for each in wandb] == ["begun", 2]
     err = capsys.readouterr().err
     assert err == "WARNING: the curves in wandb end here: ConnectionError: the server is gone. metrics.jsonl goes on.\n"
-
-
-def test_a_client_that_cannot_begin_is_refused_and_one_that_is_not_there_is_named(wandb, run, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "broken")
-    with pytest.raises(BadInput, match="--track wandb: its client could not begin a run: RuntimeError: no key"):
-        trackers.opened("wandb", run, CONFIG, resumed=False)
-    assert not (run / "tracking.json").exists()
-    trackers.check("wandb")
-    with pytest.raises(BadInput, match=r"'wand' is no tracker\. Did you mean wandb"):
-        trackers.check("wand")
-    if importlib.util.find_spec("trackio") is None:
-        with pytest.raises(BadInput, match=r"trackio is not installed here\. Install it with .* trackio"):
-            trackers.check("wandb,trackio")
-
-
-def test_a_client_that_is_gone_at_a_resume_is_a_warning(run, capsys):
-    (run / "tracking.json").write_text(json.dumps(dict.fromkeys(trackers.CLIENTS, "id")))
-    missing = [name for name in trackers.CLIENTS if importlib.util.find_spec(name) is None]
-    found, _ = trackers.before(run)
-    assert found.keys() == trackers.CLIENTS.keys() - missing
-    assert capsys.readouterr().err.count("so its curves end") == len(missing)
-
-
-def test_the_real_mlflow_gets_the_curves(run, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}/mlflow.db")
-    found = trackers.opened("mlflow", run, CONFIG, resumed=False)
-    found.add(2, {"train/train_loss": 1.5})
-    found.finish(run, 0)
-    metrics = mlflow.MlflowClient(f"sqlite:///{run}/mlflow.db").get_run(found.clients["mlflow"].id).data.metrics
-    assert metrics["train/train_loss"] == 1.5

@@ -103,16 +103,6 @@ DROPPED = (("dropout", 0.1),)
 
 
 @pytest.mark.slow
-def test_a_pipeline_with_dropout_adamw_warm_up_clipping_and_masks_is_the_oracle():
-    ours = made(2, 1, cuts=(1,), model=DROPPED, data=PADDED)
-    start, params, losses = run(ours, PADDED)
-    true, true_losses, stale = truth(2, 1, start, fdg(2).staleness, (1,), DROPPED, PADDED)
-    assert far([each["params"] for each in params], [each["params"] for each in true]) < ADAM["atol"]
-    np.testing.assert_allclose(losses, true_losses, **ADAM)
-    assert ours.staleness == stale == [1, 0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("K", "data"), [(2, DATA), (4, PADDED)])
 def test_pipeline_delay_line_and_oracle_agree_with_dropout_adamw_warm_up_clipping_and_masks(K, data):
     one, two = (made(K, engine=engine, model=DROPPED, data=data) for engine in ("pipeline", "delay-line"))

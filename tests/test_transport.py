@@ -18,14 +18,11 @@ def kept_by(processes, K):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "K", "stages"),
-    [
-        (1, 3, [[1, 2, 3]]),
-        (2, 3, [[1, 2], [3]]),
-        (3, 3, [[1], [2], [3]]),
-    ],
-)
+@pytest.mark.parametrize(("processes", "K", "stages"), [
+    (1, 3, [[1, 2, 3]]),
+    (2, 3, [[1, 2], [3]]),
+    (3, 3, [[1], [2], [3]]),
+])  # fmt: skip
 def test_a_transport_keeps_the_contract(processes, K, stages):
     said = kept_by(processes, K)
     assert [one["stages"] for one in said] == stages

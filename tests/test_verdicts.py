@@ -33,12 +33,6 @@ def test_differences_are_those_of_the_seeds_that_both_have():
     assert list(minus.by_seed.items()) == [(0, 0.5), (3, -2.0)] and minus.diverged == (4,)
 
 
-def test_cells_say_how_many_seeds_there_are_which_diverged_and_where_one_was_measured():
-    found = Seeds({0: 1.0, 2: 3.0}, (1,))
-    assert found.cells(5, {2: " [b]"}) == ["3 of 5, 1 diverged", "2.00", "1.41", "0: 1.00, 2: 3.00 [b], 1: diverged"]
-    assert Seeds({0: 1.0}).cells(1, {}, 3) == ["1", "1.000", "", "0: 1.000"] and Seeds({}).cells(3, {}) == [""] * 4
-
-
 # Verdicts on the corrections
 
 
@@ -90,6 +84,3 @@ def test_tokens_to_a_loss_are_found_between_two_tests():
     assert tokens.steps_to(tests, 2.0) == pytest.approx(2000)
     assert (tokens.steps_to(tests, 3.5), tokens.steps_to(tests, 1.8)) == (500, None)
     assert tokens.steps_to([{"step": 250, "test_loss": None}, *tests], 2.5) == pytest.approx(1000)
-
-
-# Pages and pictures

@@ -147,18 +147,6 @@ def test_a_loss_over_the_whole_batch_is_refused_where_batches_are_cut(name, opti
 
 
 @pytest.mark.slow
-def test_it_trains_where_they_are_not_cut_and_a_metric_of_the_whole_batch_is_told():
-    made(2, batches(1)[0], contrastive, method="data_parallel", batch_norm="sync")
-    made(2, batches(1)[0], contrastive, method="gpipe", micro_batches=1)
-
-    def perplexed(outputs, labels):
-        return cross_entropy(outputs, labels), {"perplexity": jnp.exp(cross_entropy(outputs, labels))}
-
-    with pytest.warns(UserWarning, match="the metric 'perplexity' of a batch is not the mean of those of its parts"):
-        made(2, batches(1)[0], perplexed, method="gpipe", micro_batches=2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_takes_weights_and_metrics(method):
     def loss(outputs, labels):
@@ -276,16 +264,6 @@ def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):
         made(1, batches(1)[0], loss, stages=[nn.Dense(CLASSES)])
 
 
-@pytest.mark.slow
-def test_an_evaluation_may_weight_examples_where_training_weights_tokens():
-    x, _ = batches(1)[0]
-    ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: t.mean((y - t.labels)[..., 0] ** 2), recipe())
-    each, tokens = np.ones(len(x), np.float32), np.stack([x] * 3, 1)
-    labels = np.ones((len(x), 3), np.float32)
-    ours.init(jax.random.key(0), (tokens, Weighted(labels[..., None], np.ones_like(labels))))
-    assert np.isfinite(ours.evaluate([(tokens, Weighted(labels[..., None], each))]).loss)
-
-
 def unlabelled(outputs, labels):
     """An autoencoder's loss. outputs: (what came out, what went in)."""
     assert labels is None
@@ -327,24 +305,6 @@ def test_an_autoencoder_without_labels_is_the_oracle_goes_on_in_flight_and_is_ev
     assert one.first_nonfinite(data[0]) is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["gpipe", "data_parallel", "dgl", "dni", "dfa", "fr"])
-def test_every_method_trains_without_labels_step_by_step_as_by_windows(method):
-    def fresh():
-        options = {"gpipe": {"micro_batches": 2}, "dni": {"conditional": False}}.get(method, {})
-        loss = lambda outputs, labels: jnp.mean(outputs**2) if labels is None else None  # noqa: E731
-        return made(2, (x[:6], None), loss, stages=[nn.Dense(12), nn.Dense(3)], method=method, **options)
-
-    x = batches(1)[0][0]
-    one, two = fresh(), fresh()
-    one.train(x, None, np.arange(12).reshape(2, 6))
-    for rows in (slice(6), slice(6, 12)):
-        two.step((x[rows], None))
-    assert one.state_sha256() == two.state_sha256() and np.isfinite(one.evaluate([(x, None)]).loss)
-    with pytest.raises(BadInput, match="indices 0 to 16 into 16 images: they must lie in all of them"):
-        one.train(x, None, np.array([[0, 16]]))
-
-
 def test_weights_without_labels_count_in_the_loss_and_in_evaluation():
     def loss(outputs, labels):
         assert labels.labels is None
@@ -355,63 +315,3 @@ def test_weights_without_labels_count_in_the_loss_and_in_evaluation():
     ours.step({"inputs": x, "weights": w})
     found = ours.evaluate([{"inputs": x[:4], "weights": w[:4]}, {"inputs": x[4:], "weights": w[4:]}])
     assert found.loss == pytest.approx(float(np.average(np.square(ours.predict(x)).sum(-1), weights=w)), rel=1e-5)
-
-
-def boxes(n, last=None):
-    """Labels of which one part has weights: a class that counts, and a box."""
-    return [(x, {"class": labels, "box": 0.1 * x[:, :2]}) for x, labels in examples(n, last=last)]
-
-
-def box_errors(outputs, labels):
-    return jnp.mean((outputs[:, :2] - labels["box"]) ** 2, -1)
-
-
-def by_weight(outputs, labels):
-    of_class = labels["class"]
-    return of_class.mean(per_label(outputs, of_class.labels) + box_errors(outputs, labels))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["bp", "gpipe"])
-def test_the_only_weights_in_a_tree_of_labels_count_as_those_around_all_labels(method):
-    def around(outputs, labels):
-        return labels.mean(per_label(outputs, labels.labels["class"]) + box_errors(outputs, labels.labels))
-
-    options = {"stages": [nn.Dense(12), nn.Dense(CLASSES)], "method": method}
-    data = boxes(3, last=7)
-    whole = [(x, Weighted({**y, "class": y["class"].labels}, y["class"].weights)) for x, y in data]
-    one, two = made(2, data[0], by_weight, **options), made(2, whole[0], around, **options)
-    for inside, outside in zip(data, whole, strict=True):
-        one.step(inside)
-        two.step(outside)
-    assert one.parameters_sha256() == two.parameters_sha256() and one.losses(wait=True) == two.losses(wait=True)
-    assert one.evaluate(data) == two.evaluate(whole) and one.evaluate(data).images == 16 + 16 + 7
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_mean_by_the_only_weights_is_refused_where_batches_are_cut():
-    def mixed(outputs, labels):
-        of_class = labels["class"]
-        return of_class.mean(per_label(outputs, of_class.labels)) + jnp.mean(box_errors(outputs, labels))
-
-    mask = [(x, {**y, "class": y["class"]._replace(weights=y["class"].weights > 0)}) for x, y in boxes(1)]
-    for (batch,) in (boxes(1), mask):
-        with pytest.raises(BadInput, match=r"not the mean .* the weights if one part .* fdg_jax\.Weighted.* or use a"):
-            made(2, batch, mixed, method="gpipe", micro_batches=2)
-        made(2, batch, by_weight, method="gpipe", micro_batches=2)
-
-
-@pytest.mark.slow
-def test_several_weights_in_a_tree_of_labels_count_by_examples():
-    def loss(outputs, labels):
-        return labels["a"].mean(per_label(outputs, labels["a"].labels)) + labels["b"].mean(outputs[:, 0])
-
-    data = [(x, {"a": y, "b": Weighted(y.labels, y.weights[::-1])}) for x, y in examples(2, last=4)]
-    ours = made(1, data[0], loss, stages=[nn.Dense(CLASSES)])
-    ours.step(data[1])
-    each = [ours.evaluate([batch]).loss for batch in data]
-    assert ours.evaluate(data).loss == pytest.approx(np.average(each, weights=[16, 4]), rel=1e-6)
-    with pytest.raises(BadInput, match="the labels have no weights, at init they had weights"):
-        ours.evaluate([(data[0][0], {"a": data[0][1]["a"].labels, "b": data[0][1]["a"].labels})])
-    with pytest.raises(BadInput, match="is not the mean of those of its parts"):
-        made(2, data[0], loss, method="gpipe", micro_batches=2)

@@ -203,5 +203,9 @@ def assert_same(path: Path, whole: Path) -> None:
     assert os.listdir(path.parent / "temporary") == []
 
 
+def summary(path: Path) -> dict:
+    return json.loads((path / "summary.json").read_text())
+
+
 def name_of(number: int) -> str:
     return signal.Signals(number).name

@@ -1,13 +1,12 @@
 """A NaN put into each stage, through the real training loop: named, obeyed as --help says, and on no disk."""
 
-import json
 import re
 from random import Random
 
 import jax
 import numpy as np
 import pytest
-from fault_runs import SMALL, STEPS
+from fault_runs import SMALL, STEPS, summary
 
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
@@ -65,10 +64,6 @@ def run(path, capsys, method, K, policy):
     words = f"{SMALL} --model resnet8 --method {method} --K {K} --on-nan {policy} --keep 9 --run-dir {path}"
     code = cifar.main(words.split())
     return code, "".join(capsys.readouterr())
-
-
-def summary(path):
-    return json.loads((path / "summary.json").read_text())
 
 
 @pytest.mark.slow

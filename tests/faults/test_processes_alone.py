@@ -13,8 +13,6 @@ from fault_runs import ROOT, Config, assert_same, newest
 from launched_runs import EPOCHS, STEPS, Launched
 from training_processes import each_needs_a_core
 
-from fdg_jax.transport import joining
-
 pytestmark = each_needs_a_core
 FDG, BEGUN = Config("fdg", 2, "pipeline"), 4
 # The folder of the checkpoints as the process sees it: what is there can be read; what is written goes to a small disk.
@@ -74,20 +72,6 @@ def test_a_disk_that_is_full_for_one_process_only_costs_no_checkpoint(left_alone
     with Launched(path, FDG, cache, 2) as run:
         assert run.finish() == 0, run.told()
     assert_same(path, whole.path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_process_whose_others_never_come_ends_with_a_sentence(number, tmp_path, coordinator, tell):
-    words = [*FDG.words(), "--run-dir", str(tmp_path / "run")]
-    began = time.monotonic()
-    code, said = ended(begun_by_hand(number, words, coordinator))
-    tell(f"process {number}: exit code {code} after {time.monotonic() - began:.0f} s: {said.strip()}")
-    assert time.monotonic() - began < joining.JOINING_SECONDS + 60
-    assert code == 1 and said.strip().count("\n") == 0 and "Traceback" not in said, said
-    who = f"process 0 at {coordinator}, or another one that it waits for," if number else "process 1"
-    assert f"error: after {joining.JOINING_SECONDS} s, {who.rstrip(',')} has not come" in said
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -1,18 +1,14 @@
 """Whatever ends a training leaves a checkpoint of whole batches, or none: never one of a half-done state."""
 
-import io
-import json
-import os
-import sys
 
 import pytest
+from fault_runs import summary
 from toys import WORDS, small_command
 
 from fdg_jax import api
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
-from fdg_jax.runs import progress
-from fdg_jax.training import loop, record
+from fdg_jax.training import loop
 
 AT = 5  # the batch that something happens at
 
@@ -24,10 +20,6 @@ def _small(monkeypatch):
 
 def run(path, *more: str) -> int:
     return cifar.main([*WORDS.split(), "--run-dir", str(path), "--log-every", "1", *more])
-
-
-def summary(path) -> dict:
-    return json.loads((path / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -96,47 +88,3 @@ def test_an_exception_within_a_dispatch_leaves_the_checkpoint_before(whole, tmp_
     assert [each.name for each in run_checkpoints.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
     assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
     assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
-
-
-class Closed(io.StringIO):
-    """A terminal that has been hung up."""
-
-    def write(self, text: str) -> int:
-        raise OSError(5, os.strerror(5))
-
-
-@pytest.mark.slow
-def test_the_training_does_not_notice_that_nobody_reads(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "stdout", Closed())
-    monkeypatch.setattr(sys, "stderr", Closed())
-    assert run(tmp_path / "run") == 0
-    assert summary(tmp_path / "run")["final_state_sha256"] == whole["final_state_sha256"]
-
-
-@pytest.mark.slow
-def test_a_run_without_a_report_is_a_good_run(whole, tmp_path, monkeypatch, capsys):
-    path, last_line = tmp_path / "run", record.Record.last_line
-
-    def damage(self):
-        last_line(self)
-        (path / "metrics.jsonl").write_text("no event\n")
-
-    monkeypatch.setattr(record.Record, "last_line", damage)
-    assert run(path) == 0
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err and "done: test error" in out
-    warned = [line for line in err.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == 1 and "could not be made" in warned[0]
-    assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
-    assert summary(path)["test_loss"] == whole["test_loss"]
-    assert not (path / "report.html").exists()
-
-
-@pytest.mark.slow
-def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
-    assert run(tmp_path / "run", "--steps", "1", "--no-drain") == 0
-    out, err = capsys.readouterr()
-    assert "training loss not known" in out and "diverged" not in err
-    assert "warning: no update was made: 1 batch did not get through 3 stages, and --no-drain" in err
-    assert summary(tmp_path / "run")["updates"] == [0, 0, 0] and summary(tmp_path / "run")["train_loss"] is None

@@ -1,13 +1,12 @@
 """A run that is begun again for every batch: nothing is left over, nothing grows, and it ends as if never stopped."""
 
-import json
 import os
 import tempfile
 import threading
 from pathlib import Path
 
 import pytest
-from fault_runs import SMALL
+from fault_runs import SMALL, summary
 
 from fdg_jax.experiments import cifar
 
@@ -22,10 +21,6 @@ def held():
     """(file descriptors, threads) of this process."""
     files = Path("/proc/self/fd")
     return len(os.listdir(files)) if files.is_dir() else 0, threading.active_count()
-
-
-def summary(path):
-    return json.loads((path / "summary.json").read_text())
 
 
 @pytest.mark.slow

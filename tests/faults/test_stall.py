@@ -5,18 +5,12 @@ import time
 from functools import partial
 from threading import Event
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from small import batches, nothing_unfinished, parts, pipeline
-from toys import CALLS, WORDS, Troubled, small_command
+from toys import CALLS, Troubled
 
-from fdg_jax.checkpoint import run_checkpoints
-from fdg_jax.engine.evaluate import Tally, evaluate
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.experiments import cifar
 from fdg_jax.runs.incidents import STALLS
-from fdg_jax.training import loop
 from fdg_jax.training.policies import Watchdog
 
 K = 3
@@ -120,7 +114,8 @@ def test_progress_however_slow_is_no_stall(tmp_path, capsys):
     assert capsys.readouterr().err == "" and not (tmp_path / STALLS).exists()
 
 
-@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkeypatch):
     data = batches(7)
     ours = pipeline(2, data[0], engine=engine, accumulate=2)
@@ -146,52 +141,3 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
     assert nothing_unfinished(unfinished)
     untold = [op for op, array in seen if array is None]
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
-
-
-def telling_of(monkeypatch, wanted) -> Event:
-    """Set once an operation that is wanted has been named."""
-    named, tell = Event(), Watchdog.tell
-
-    def telling(self, op, now):
-        tell(self, op, now)
-        if wanted(op):
-            named.set()
-
-    monkeypatch.setattr(Watchdog, "tell", telling)
-    return named
-
-
-def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
-    named, unfinished = telling_of(monkeypatch, lambda op: op.kind == "E"), UnfinishedOperations()
-
-    def run(x, _):
-        assert len(x) == 2 or named.wait(60)
-        return Tally(jnp.zeros(()), None, {}, jnp.float32(1), jnp.float32(1))
-
-    with Watchdog(unfinished, 0.1, tmp_path):
-        evaluate(run, [(x, x) for x in (np.zeros(2), np.zeros(3))], unfinished)
-    assert unfinished.oldest() is None
-    assert "the evaluation is compiling the program for its test batch 2, for" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "where", "name", "said"),
-    [
-        ("L", loop.InMemory, "next", "the loader makes no progress: its batch 5 has been under way for"),
-        ("C", run_checkpoints.Saver, "write", "checkpoints makes no progress: its checkpoint after batch 5 has been"),
-    ],
-)
-def test_what_the_host_itself_waits_for_is_named(kind, where, name, said, tmp_path, monkeypatch, capfd):
-    small_command(monkeypatch)
-    named, work, calls = telling_of(monkeypatch, lambda op: op.kind == kind), getattr(where, name), []
-
-    def held(*given):
-        calls.append(given)
-        assert len(calls) != 5 or named.wait(60)
-        return work(*given)
-
-    monkeypatch.setattr(where, name, held)
-    words = [*WORDS.split(), "--checkpoint-every", "1", "--stall-seconds", "0.5", "--run-dir", str(tmp_path / "run")]
-    assert cifar.main(words) == 0
-    assert said in capfd.readouterr().err
