@@ -107,7 +107,7 @@ BAD = {
     "--seed -1": "it must lie in [0, 2147483647]",
     "--stall-seconds nan": "0 for never",
     "--live": "TensorBoard and --track NAME show",
-    "--tokens train.bin": "it is for text, which fdg_jax.experiments.language_model trains on",
+    "--tokens train.bin": "--dataset tokens: this command trains on auto",
     "--final-rate 0.1": "the schedule paper has no such end",
     "--epochs 0 --steps 5": "the paper's schedule counts epochs",
     "--replay_check 5": "compare final_state_sha256",
