@@ -22,6 +22,7 @@ COMMANDS = {
         "fdg_jax.experiments.tiny_imagenet": "on Tiny-ImageNet",
         "fdg_jax.experiments.imagenet": "on ImageNet, decoded while it trains",
         "fdg_jax.experiments.language_model": "a transformer on text, byte by byte",
+        "fdg_jax.data": "encode text as the files of tokens that a language model takes",
         "fdg_jax.launch": "start a training, or a program of your own, in several processes",
         "fdg_jax.experiments.report": "write the report of a run again",
     },

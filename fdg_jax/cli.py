@@ -27,7 +27,11 @@ EVERYDAY = (
     "method", "K", "beta", "correct", "model", "dataset", "epochs", "batch_size", "learning_rate", "run_dir", "resume",
     "dry_run",
 )  # fmt: skip
-EVERYDAY_TEXT = tuple({"beta": "optimizer", "dataset": "text"}.get(name, name) for name in EVERYDAY)
+FOR_TEXT = {"beta": ("optimizer",), "dataset": ("text", "tokens"), "epochs": ("epochs", "steps")}
+EVERYDAY_TEXT = tuple(each for name in EVERYDAY for each in FOR_TEXT.get(name, (name,)))
+
+
+FILES = ("text", "tokens", "validation")  # options that take several files
 
 
 class Program(NamedTuple):
@@ -206,8 +210,8 @@ def add(box: Any, option: Option, program: Program) -> None:
         box.add_argument("--no-resume", dest=name, action="store_false", help="Begin a new run, as by default.")
     elif kind is bool:
         box.add_argument(flag, action=argparse.BooleanOptionalAction if name in FIELDS else "store_true", **about)
-    elif name in ("text", "sweep"):
-        box.add_argument(flag, nargs="+", action=Joined if name == "text" else "extend", **about)
+    elif name in ("sweep", *FILES):
+        box.add_argument(flag, nargs="+", action=Joined if name in FILES else "extend", **about)
     else:
         made = box.add_argument(flag, type=lambda word: from_word(word, option.kind), **about)
         made.example = option.metavar if default is None else default

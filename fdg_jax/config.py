@@ -20,7 +20,7 @@ OF_JOINING, OF_START = fields.of_class(Joining, "Joining", ()), fields.of_class(
 IN_CONFIG = (
     *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
     *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from", "initial"),
-    *("inputs", "test_size", "code"),
+    *("inputs", "test_size", "code", "tokenizer"),
 )
 IN_SUMMARY = (
     *("parameters", "auxiliary_parameters", "seconds", "images_per_second", "train_loss", "test_loss", "staleness"),
@@ -30,7 +30,7 @@ IN_SUMMARY = (
 # Options that were added later; their defaults mean what runs did before. An older config.json lacks them.
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
-    *("hold_out", "init_from", "replicas"),
+    *("hold_out", "init_from", "replicas", "tokens", "validation", "vocabulary", "token_dtype", "blocks", "final_rate"),
 )
 
 
@@ -169,12 +169,13 @@ class RunLength(NamedTuple):
     """The length of a run in batches. An epoch's last, smaller batch counts as one."""
 
     per_epoch: int
-    all_epochs: int  # the learning-rate schedule follows this
+    all_epochs: int  # the learning-rate schedule follows this; with --epochs 0 it is --steps
     end: int  # where the run ends: --steps may end it before all_epochs
 
 
 def run_length(examples: int, batch_size: int, epochs: int, steps: int | None = None) -> RunLength:
-    """How many batches a run has. examples: of the training set. steps: the most batches; None: no such limit."""
+    """How many batches a run has. examples: of the training set. epochs: 0: `steps` decides. steps: the most batches;
+    None: no such limit."""
     per_epoch = math.ceil(examples / batch_size)
-    all_epochs = epochs * per_epoch
+    all_epochs = epochs * per_epoch or steps or 0
     return RunLength(per_epoch, all_epochs, min(all_epochs, steps or all_epochs))

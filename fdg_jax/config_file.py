@@ -19,7 +19,8 @@ from fdg_jax.options.fields import LARGEST, Option, described, fits, from_word, 
 
 FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # entries of config.json that are no options
 OF_ITS_RUN = frozenset(("run_dir", *RETIRED))
-LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size")  # by default, a run chooses them
+# By default, a run chooses them.
+LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size", "vocabulary")
 YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULLS = ("", "~", "null", "none")
 MOST_BYTES = 2**20  # of a file that a person writes

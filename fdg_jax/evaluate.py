@@ -50,9 +50,11 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
     made = parser("evaluate", "Prints the test loss and error of a trained network.")
     made.add_argument("--text", metavar="FILE", nargs="+", help="The text of a run on text. Default: likewise.")
+    for name in ("tokens", "validation"):
+        made.add_argument(f"--{name}", metavar="FILE", nargs="+", help="Of a run on tokens. Default: likewise.")
     given = made.parse_args(arguments)
     network = trained(given)
-    found = network.evaluate(data_dir=given.data_dir, text=given.text)
+    found = network.evaluate(data_dir=given.data_dir, text=given.text, tokens=given.tokens, validation=given.validation)
     unit = "images" if network.inputs.mean else "blocks of text"
     print(f"test loss {found.loss:.6f}, test error {found.error_percent:.2f}% of {found.images:,} {unit}")
     return 0

@@ -151,23 +151,24 @@ def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: boo
     return optax.join_schedules(rates, [updates for updates, _ in changes[1:]])
 
 
-def schedule(name: str, base: float, total: int, warmup_steps: int = 0) -> optax.Schedule:
+def schedule(name: str, base: float, total: int, warmup_steps: int = 0, final: float = 0.0) -> optax.Schedule:
     """The learning rate of the schedules that are not the paper's.
 
     Arguments:
-        name: constant, cosine (down to 0) or wsd (constant, then linearly down to 0 in the last fifth of `total`).
+        name: constant, cosine, or wsd (constant, then linearly down in the last fifth of `total`).
         base: the highest learning rate.
         total: batches of all epochs.
         warmup_steps: batches in which the rate rises linearly, from `base` / warmup_steps on.
+        final: the share of `base` at which cosine and wsd end.
 
     Returns: a function: number of the batch, from 0 -> learning rate.
     """
     left = max(1, total - warmup_steps)
     if name == "cosine":
-        rest = optax.cosine_decay_schedule(base, left)
+        rest = optax.cosine_decay_schedule(base, left, final)
     elif name == "wsd":
         falling = max(1, min(left, round(WSD_DECAY * total)))
-        rest = optax.linear_schedule(base, 0.0, falling, left - falling)
+        rest = optax.linear_schedule(base, base * final, falling, left - falling)
     else:
         rest = optax.constant_schedule(base)
     if not warmup_steps:

@@ -23,6 +23,8 @@ FLAGS = {
     "--order": "backward-first", "--accumulate": 1, "--accumulation": "sum", "--aux": "mlp-sr", "--conditional": True,
     "--micro-batches": 4, "--batch-norm": "local", "--scale": 1.0, "--split": None, "--dtype": "float32",
     "--run-dir": None, "--resume": False, "--checkpoint-every": None, "--remat": "none", "--init-from": None,
+    "--tokens": None, "--validation": None, "--vocabulary": None, "--token-dtype": "uint16",
+    "--blocks": "consecutive", "--final-rate": 0.0,
     "--stall-seconds": 600.0,
 }  # fmt: skip
 
@@ -73,6 +75,9 @@ BAD = {
     "--seed -1": "it must lie in [0, 2147483647]",
     "--stall-seconds nan": "0 for never",
     "--live": "TensorBoard and --track NAME show",
+    "--tokens train.bin": "--dataset tokens: this command trains on auto",
+    "--final-rate 0.1": "the schedule paper has no such end",
+    "--epochs 0 --steps 5": "the paper's schedule counts epochs",
     "--replay_check 5": "compare final_state_sha256",
     "--run-dir run --resume-into new": "--init-from RUN begins a new run",
     "--resume": "add --run-dir",

@@ -1,6 +1,7 @@
 """What a stage will hold, predicted from shapes and the schedule, is what lies on its device."""
 
 import flax.linen as nn
+import jax
 import pytest
 import small
 

@@ -11,6 +11,13 @@ from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options.common import AUTO, Joining, Start
 from fdg_jax.options.fields import checked, named, said, spelled
 
+# The options of some data sets only -> the data sets, or kinds of them, that have them.
+OF_DATA = {
+    "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
+    "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
+    "blocks": ("text", "tokens"),
+}  # fmt: skip
+
 
 def check(config: Config, given: Collection[str]) -> Plan:
     """Refuses values that can be judged without data and model. Raises BadInput.
@@ -25,6 +32,12 @@ def check(config: Config, given: Collection[str]) -> Plan:
         (o.init_from == "", "init_from", "it is empty", "Name a run or a file of weights, or leave it out"),
         (o.warmup_steps and o.lr_schedule == "paper", "warmup_steps", "the paper's schedule has a warm-up of its own",
          "Use --warmup on, or --lr-schedule cosine, constant or wsd"),
+        (o.final_rate and o.lr_schedule in ("paper", "constant"), "final_rate",
+         f"the schedule {o.lr_schedule} has no such end", "Leave it out, or use --lr-schedule cosine or wsd"),
+        (o.epochs == 0 and o.steps is None, "epochs", "then --steps decides the length, and it is not given",
+         "Add --steps N"),
+        (o.epochs == 0 and o.lr_schedule == "paper", "epochs", "the paper's schedule counts epochs",
+         "Use --lr-schedule cosine, constant or wsd"),
         (o.warmup == "on" and o.lr_schedule != "paper", "warmup",
          f"this is the paper's warm-up, and the schedule is {o.lr_schedule}", "Use --warmup-steps N there"),
         ("b2" in given and o.optimizer == "sgd", "b2", "sgd has no such option",
@@ -82,14 +95,14 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
         hint = f"{did_you_mean(o.dataset, known)} There are {', '.join(known)}."
         raise BadInput(f"data set {o.dataset!r} is not known.{hint}")
     has, wants = data.unit(o.dataset), models.takes(o.model)
-    refused, other = ("text", "block_size"), "it is for text, which fdg_jax.experiments.language_model trains on"
+    kind, other = "images", "it is for text, which fdg_jax.experiments.language_model trains on"
     if has != "images":
-        refused, other = ("data_dir",), "--text names files"
+        kind, other = o.dataset, "--text names files, --tokens files of tokens"
     refuse_where(o, (
         (has != wants, "model", f"it takes {wants}, and --dataset {o.dataset} has {has}",
          f"Models for {has} are {', '.join(models.names(has)) or 'not there yet'}"),
-        *((getattr(o, name) is not None, name, f"--dataset {o.dataset} has no such option; {other}", "Leave it out")
-          for name in refused),
+        *((getattr(o, name) != FIELDS[name].default, name, f"--dataset {o.dataset} has no such option; {other}",
+           "Leave it out") for name, kinds in OF_DATA.items() if kind not in kinds),
     ))  # fmt: skip
     n, own = len(models.blocks(o.model, classes=10, **model_options(o))), models.declared(o.model)
     refuse_where(o, (

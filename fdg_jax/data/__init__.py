@@ -2,7 +2,8 @@
 
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
-`load(data_dir) -> Stream`. Text is one file in `texts/` with `load(files, block_size) -> Text`. `source` has what all
+`load(data_dir) -> Stream`. Text, or tokens, is one file in `texts/` with
+`load(files, block_size) -> Text`. `source` has what all
 three share. The other files are helpers (`tfds` reads prepared directories, `arrays` files of decoded arrays) or
 transform examples (`augment`). A slow import happens only when a data set needs it.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from fdg_jax.data import pictures, sets, streams, texts
 from fdg_jax.data.dataset import Dataset, checked
@@ -36,13 +38,14 @@ def unit(name: str) -> str:
     return "tokens" if name in text_names() else "images"
 
 
-def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE) -> Text:
+def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE, **more: Any) -> Text:
     """Loads a data set of text.
 
     Arguments:
         name: the data set.
         files: the files to read; none: the data set's default text.
         block_size: tokens of an example.
+        more: of "tokens": validation, vocabulary and token_dtype (fdg_jax.data.texts.tokens).
 
     Raises:
         BadInput: the name is not known, a file cannot be read, or there is too little text.
@@ -52,7 +55,7 @@ def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE
         (64,)
     """
     if name in text_names():
-        return TEXTS.module(name).load(files, block_size)
+        return TEXTS.module(name).load(files, block_size, **more)
     raise BadInput(f"there is no text {name!r}. Choose one of: {', '.join(text_names())}.")
 
 

@@ -1,4 +1,4 @@
-"""Blocks of a file's bytes, like an array that is read from the file when it is indexed.
+"""Blocks of a file's tokens, like an array that is read from the file when it is indexed.
 
 A memory map would be shorter. But if a mapped file is cut short, reading it kills the process (SIGBUS) at any moment. A
 short read is an ordinary error.
@@ -30,9 +30,9 @@ class OpenFile:
             raise Damaged(f"{self.path} was cut short: {left:,} of {self.size:,} bytes are left.")
 
     def read(self, start: int, out: np.ndarray) -> None:
-        """Fills `out`, contiguous uint8, with the bytes from `start` on. Raises Damaged if the file has too few
+        """Fills `out`, a contiguous array, with the bytes from `start` on. Raises Damaged if the file has too few
         bytes."""
-        rest = out.reshape(-1).data
+        rest = out.reshape(-1).view(np.uint8).data
         while len(rest):  # one call reads at most 2 GiB
             try:
                 n = os.preadv(self.file.fileno(), [rest], start)
@@ -45,18 +45,20 @@ class OpenFile:
 
 
 class Blocks:
-    """n blocks of T bytes of a file, from byte `start` on: [n, T] uint8.
+    """n blocks of T tokens of a file: [n, T] of `dtype`. Block i begins at token `start` + i `stride`.
 
     A slice returns `Blocks` again. An integer, an array of integers, and `np.array(blocks)` read from the file.
+
+    Arguments:
+        file: an `OpenFile`, or what reads like one (fdg_jax.data.texts.tokens).
+        stride: None: T, so that a block begins where the one before ends.
 
     Raises:
         Damaged: while reading, if the file has been cut short.
     """
 
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, file: OpenFile, start: int, n: int, T: int):
-        self.file, self.start, self.shape = file, start, (n, T)
+    def __init__(self, file: Any, start: int, n: int, T: int, dtype: Any = np.uint8, stride: int | None = None):
+        self.file, self.start, self.shape, self.dtype, self.stride = file, start, (n, T), np.dtype(dtype), stride or T
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -67,18 +69,27 @@ class Blocks:
             first, last, step = rows.indices(n)
             if step != 1:
                 raise IndexError("blocks of a file have no slices with a step")
-            return Blocks(self.file, self.start + first * T, max(0, last - first), T)
+            start = self.start + first * self.stride
+            return Blocks(self.file, start, max(0, last - first), T, self.dtype, self.stride)
         rows = np.asarray(rows)
         if rows.dtype.kind not in "iu" or (rows.size and not -n <= rows.min() <= rows.max() < n):
             raise IndexError(f"there are {n} blocks, and their indices are integers")
-        found = np.empty((*rows.shape, T), np.uint8)
+        found = np.empty((*rows.shape, T), self.dtype)
         for row, out in zip(rows.ravel(), found.reshape(-1, T), strict=True):
-            self.file.read(self.start + int(row % n) * T, out)
+            self.file.read((self.start + int(row % n) * self.stride) * self.dtype.itemsize, out)
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("blocks of a file become an array by reading them")
-        found = np.empty(self.shape, np.uint8)
-        self.file.read(self.start, found)
+        found = self[np.arange(len(self))]
         return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def anywhere(blocks: Any) -> Any:
+    """The blocks that begin at any token of `blocks`, up to the beginning of its last one. Those of an array, of zeros
+    (`Source.without_inputs`), are zeros."""
+    n, T = blocks.shape
+    if isinstance(blocks, Blocks):
+        return Blocks(blocks.file, blocks.start, (n - 1) * blocks.stride + 1, T, blocks.dtype, stride=1)
+    return np.broadcast_to(blocks[:1], ((n - 1) * T + 1, T))

@@ -32,7 +32,7 @@ def of(dataset: Source) -> Fingerprint:
     Returns: {"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}. images: the
     number of examples. labels: a hash of the labels in order (for files, also of the names). content: a hash of the
     pixels (for files, of the sizes and of a sample's bytes). A text also has {"unit": "tokens"}; its content is the
-    hash of all its bytes, and its labels are None.
+    hash of all its bytes, and its labels are None; "tokenizer" is the hash of its tokenizer, if there is one.
 
     Raises:
         Damaged: an image file cannot be read.
@@ -48,6 +48,8 @@ def of(dataset: Source) -> Fingerprint:
             labels = getattr(dataset, f"{split}_labels")
             parts[split] = {"images": len(inputs), "labels": digest([labels]), "content": digest([inputs])}
     unit = {} if dataset.unit == "images" else {"unit": dataset.unit}
+    if isinstance(dataset, Text) and dataset.tokenizer:
+        unit["tokenizer"] = dataset.tokenizer
     return {"format": FORMAT, "classes": dataset.classes, "shape": list(dataset.shape), **unit, **parts}
 
 

@@ -32,23 +32,35 @@ CHUNK = 2**20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text(Source):
-    """Blocks of T bytes: N for training and M for testing."""
+    """Blocks of T bytes, or other tokens: N for training and M for testing."""
 
     name: str
-    train_blocks: Blocks | np.ndarray  # [N, T] uint8, the inputs
-    train_labels: Blocks | np.ndarray  # [N, T] uint8, the inputs' bytes, shifted by one
-    test_blocks: Blocks | np.ndarray  # [M, T] uint8
-    test_labels: Blocks | np.ndarray  # [M, T] uint8
+    train_blocks: Blocks | np.ndarray  # [N, T] uint8 (other tokens: uint16 or uint32), the inputs
+    train_labels: Blocks | np.ndarray  # [N, T], the inputs' tokens, shifted by one
+    test_blocks: Blocks | np.ndarray  # [M, T]
+    test_labels: Blocks | np.ndarray  # [M, T]
     sha256: str  # of the whole text
     files: tuple[str, ...]  # their names, for people
     classes: int = 256
     note: str = ""  # what the user must know about this run's data
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
-    content: OpenFile | None = None  # the file of the blocks
+    content: Any = None  # the OpenFile of the blocks, or what checks like one
+    tokenizer: str | None = None  # sha256 of the tokenizer, if it is known
 
     parts = ("blocks", "labels")
     unit = "tokens"  # a byte is a token
-    labels_dtype = np.dtype(np.uint8)
+
+    @property
+    def dtype(self) -> np.dtype:  # type: ignore[override]
+        """Of the stored tokens. The labels have it, even where a process has zeros for inputs."""
+        return self.train_labels.dtype
+
+    labels_dtype = dtype  # type: ignore[assignment]
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether a token is a byte."""
+        return self.dtype == np.uint8
 
     @property
     def per_example(self) -> int:
@@ -77,10 +89,13 @@ class Text(Source):
         """The number of blocks and the names of the files."""
         of = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         train, test = len(self.train_blocks), len(self.test_blocks)
-        return f"{train:,} training and {test:,} test blocks of {self.per_example} bytes of {of}"
+        tokens = "bytes" if self.of_bytes else f"tokens, {self.classes:,} different ones,"
+        return f"{train:,} training and {test:,} test blocks of {self.per_example} {tokens} of {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """The loss per byte in bits instead of nats."""
+        """The loss per byte in bits instead of nats. Other tokens have no such measure."""
+        if not self.of_bytes:
+            return {}
         return {"test_bits_per_byte": None if test_loss is None else test_loss / math.log(2)}
 
 
@@ -114,9 +129,14 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
         fact = f"{', '.join(names)}: {content.size:,} bytes make {max(0, blocks)} blocks of --block-size {block_size}"
         raise BadInput(f"{fact}, and one each is needed for training and testing. Use more text or smaller blocks.")
     inputs, labels = (Blocks(content, shift, blocks, block_size) for shift in (0, 1))
-    train = blocks - max(1, blocks // TEST_PART)
-    parts = inputs[:train], labels[:train], inputs[train:], labels[train:]
+    parts = without_last_tenth(inputs, labels)
     return Text(name, *parts, sha256, names, note=note, content=content)
+
+
+def without_last_tenth(inputs: Blocks, labels: Blocks) -> tuple[Blocks, Blocks, Blocks, Blocks]:
+    """Training inputs and labels, and as the test's the last of TEST_PART parts."""
+    train = len(inputs) - max(1, len(inputs) // TEST_PART)
+    return inputs[:train], labels[:train], inputs[train:], labels[train:]
 
 
 def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> tuple[str, Path | None]:

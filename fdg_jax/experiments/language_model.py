@@ -1,4 +1,5 @@
-"""`python -m fdg_jax.experiments.language_model --K 8` trains a transformer to predict the next byte of a text.
+"""`python -m fdg_jax.experiments.language_model --K 8` trains a transformer to predict the next byte of a text,
+or the next token of files of tokens.
 
 The paper has no such experiment. Methods, engines, checkpoints and reports are the same as for images. The defaults are
 usual for small transformers (AdamW, cosine, warm-up, clipped gradients) and not the paper's.
@@ -19,13 +20,13 @@ from fdg_jax.training import command
 PROGRAM = command.Program(
     "python -m fdg_jax.experiments.language_model",
     trains="a transformer on text, byte by byte,",
-    datasets=("text",),
+    datasets=("text", "tokens"),
     defaults={
         "dataset": "text", "model": "transformer8x64", "epochs": 3, "batch_size": 32, "optimizer": "adamw",
         "lr_schedule": "cosine", "warmup_steps": 50, "clip_norm": 1.0,
     },
     help={
-        "dataset": "text: the files of --text, or the text of Python's own help.",
+        "dataset": "text: the files of --text, or the text of Python's own help. tokens: the files of --tokens.",
         "model": "The network: {models}. Transformers are for text.",
     },
 )  # fmt: skip

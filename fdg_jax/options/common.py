@@ -121,14 +121,36 @@ class Common:
         None, "Files, of any content, that --dataset text reads byte by byte. The last tenth is for testing.",
         metavar="FILE", group="data", shown="the text of Python's own help, which comes with it", free=True
     )
+    tokens: str | None = option(
+        None, "Train on files of tokens: raw numbers (nanoGPT's train.bin), or shards with a header (llm.c, "
+        "modded-nanogpt). A pattern such as 'shards/*.bin' will do. python -m fdg_jax.data encode makes them of text.",
+        metavar="FILE", group="data", free=True
+    )
+    validation: str | None = option(
+        None, "With --tokens: the files for testing.", metavar="FILE", group="data",
+        shown="the last tenth of the tokens", free=True
+    )
+    vocabulary: int | None = option(
+        None, "With --tokens: how many different tokens there are, 0 to N-1.", metavar="N", inside="[2, 1048576]",
+        group="data", shown="up to the largest token in the files"
+    )
+    token_dtype: Literal["uint16", "uint32"] = option(
+        "uint16", "With --tokens: the numbers of files without a header.", group="data"
+    )
     block_size: int | None = option(
-        None, "Tokens per example of --dataset text; after each the network predicts the next one.",
+        None, "Tokens per example of a text; after each the network predicts the next one.",
         metavar="T", inside="[1, inf)", group="data", shown="128"
+    )
+    blocks: Literal["consecutive", "random"] = option(
+        "consecutive", "consecutive: the text is cut into blocks, and an epoch has each of them once. random: every "
+        "batch has blocks that begin anywhere, as nanoGPT draws them; an epoch has as many, without a smaller batch.",
+        group="data"
     )
 
     epochs: int = option(
-        300, "Passes over the training examples. The schedule of the learning rate is scaled to it.",
-        inside="[1, inf)", group="recipe"
+        300, "Passes over the training examples. The schedule of the learning rate is scaled to it. 0: --steps decides "
+        "the length and the schedule, and --evaluate-every counts batches; so it is with --tokens where --steps is "
+        "given and --epochs is not.", inside="[0, inf)", use="1 or more, or 0 for --steps", group="recipe"
     )
     batch_size: int = option(
         128, "Examples per batch. The last, smaller batch of an epoch is used, too.", inside="[1, inf)", group="recipe"
@@ -154,7 +176,8 @@ class Common:
         inside="[0, 2147483647]", group="recipe"
     )
     steps: int | None = option(
-        None, "Stop after this many batches, also within an epoch. The learning-rate schedule still follows --epochs.",
+        None, "Stop after this many batches, also within an epoch. The learning-rate schedule still follows --epochs, "
+        "unless that is 0.",
         metavar="N", inside="[1, inf)", group="recipe", shown="no limit", free=True
     )
     optimizer: Literal["sgd", "adamw", "lion", "muon", "nadam", "rotation"] = option(
@@ -179,6 +202,10 @@ class Common:
         "paper", "How the learning rate changes over all epochs: paper (steps), cosine (down to 0), constant, or wsd "
         "(constant, then linearly down to 0 in the last fifth).", group="recipe"
     )
+    final_rate: float = option(
+        0.0, "The share of --learning-rate at which cosine and wsd end.", inside="[0, 1]", use="0.1, say, or 0",
+        group="recipe"
+    )
     warmup_steps: int = option(
         0, "Batches in which the learning rate rises linearly, before cosine, constant or wsd.",
         metavar="N", inside="[0, inf)", use="a number of batches, or 0 for none", group="recipe"
@@ -201,7 +228,8 @@ class Common:
     )
     checkpoint_every: int | None = option(
         None, "Batches between checkpoints (0: only at the end). SIGINT, SIGTERM, SIGHUP and SIGUSR1 write one, too.",
-        metavar="N", inside="[0, inf)", use="0 for only at the end", group="run", shown="once an epoch", free=True
+        metavar="N", inside="[0, inf)", use="0 for only at the end", group="run",
+        shown="once an epoch; with --epochs 0 a tenth of --steps", free=True
     )
     keep: int = option(
         2, "How many checkpoints to keep, the newest ones.", metavar="N", inside="[1, inf)", group="run", free=True
@@ -224,8 +252,9 @@ class Common:
         inside="[0, inf)", use="a positive number of seconds, or 0 for never", group="run", free=True
     )
     evaluate_every: int = option(
-        1, "Epochs between evaluations on the test data (0: only at the end).",
-        inside="[0, inf)", use="0 for only at the end", group="run", free=True
+        1, "Epochs between evaluations on the test data (0: only at the end). With --epochs 0: batches.",
+        inside="[0, inf)", use="0 for only at the end", group="run", free=True,
+        shown="1; with --epochs 0 a tenth of --steps"
     )
     log_every: int = option(
         10, "Batches per line of metrics.jsonl; their losses are averaged.", inside="[1, inf)", group="run"
@@ -349,8 +378,16 @@ def own_defaults(optimizer: Any) -> Mapping[str, Any]:
 
 def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a command line sets. Given ones take precedence over the command's defaults, and these over the
-    optimizer's. The paper's schedule has its own warm-up, so it ignores the command's."""
+    optimizer's. The paper's schedule has its own warm-up, so it ignores the command's. Files of tokens have a data set
+    of their own, in which steps count, as an epoch may be longer than any run."""
     found = {**defaults, **given}
+    if "tokens" in given and "dataset" not in given:
+        found["dataset"] = "tokens"
+    if found.get("dataset") == "tokens" and "steps" in given and "epochs" not in given:
+        found["epochs"] = 0
+    if found.get("epochs") == 0:
+        tenth = max(1, (found.get("steps") or 0) // 10)
+        found = {"evaluate_every": tenth, "checkpoint_every": tenth, **found}
     if found.get("lr_schedule", "paper") == "paper" and "warmup_steps" not in given:
         found.pop("warmup_steps", None)
     return {**own_defaults(found.get("optimizer")), **found}

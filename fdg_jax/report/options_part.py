@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdg_jax import methods, own_files
+from fdg_jax.checks.options import OF_DATA
 from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_MODELS, corrected_by
 from fdg_jax.options.fields import words
 
 # Data sets with a command of their own, whose defaults differ: the printed command then names all options.
-COMMANDS = {"text": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet"}
+COMMANDS = {
+    "text": "language_model", "tokens": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet",
+}  # fmt: skip
 
 
 SENTENCE_END = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\be\.g)(?<!\bi\.e)\. ")
@@ -39,10 +42,11 @@ def has(name: str, config: Mapping[str, Any]) -> bool:
         "b2": config["optimizer"] != "sgd",
         "warmup": config["lr_schedule"] == "paper",
         "warmup_steps": config["lr_schedule"] != "paper",
+        "final_rate": config["lr_schedule"] in ("cosine", "wsd"),
         "split": config["K"] > 1,
         "resume": False,
     }
-    return meant.get(name, True) and not (name in ("text", "block_size", "data_dir") and config[name] is None)
+    return meant.get(name, True) and not (name in ("block_size", *OF_DATA) and config[name] == FIELDS[name].default)
 
 
 def chosen(config: Mapping[str, Any]) -> dict[str, Any]:

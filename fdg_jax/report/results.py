@@ -22,7 +22,7 @@ from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 
 # Options that do not change what is trained: those for output, and those that may change on resuming (except the run's
 # length and the files of a text).
-FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text"}
+FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text", "tokens", "validation"}
 OTHER = {"seed", "log_every", "window", *FREE}
 SETTLED = ("split", "warmup")  # follow from method and K where nobody asks for them
 FEW = 10  # logged losses: fewer say nothing about the loss at the end

@@ -35,13 +35,17 @@ class Progress:
         shown = f"loss {loss:.4f}" if loss is not None else ""
         if self.bar is not None:
             self.bar.update(
-                self.task, completed=step, epoch=f"epoch {epoch}/{self.epochs}", loss=shown, error=self.error,
+                self.task, completed=step, epoch=self.epoch(epoch), loss=shown, error=self.error,
                 rate=rate, left=left,
             )  # fmt: skip
         elif loss is not None and time.monotonic() - self.said >= PLAIN_SECONDS:
             self.said = time.monotonic()
-            words = [f"epoch {epoch}/{self.epochs}", f"batch {step}/{self.steps}", shown, self.error, rate, left]
+            words = [self.epoch(epoch), f"batch {step}/{self.steps}", shown, self.error, rate, left]
             self.say("  ".join(word for word in words if word))
+
+    def epoch(self, epoch: int) -> str:
+        """Where the run is; "" where batches decide its length."""
+        return f"epoch {epoch}/{self.epochs}" if self.epochs else ""
 
     def say(self, line: str) -> None:
         if self.bar is not None:

@@ -153,7 +153,7 @@ def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple
             values[name] = now
             continue
         values[name] = used = stored[name]
-        if name in given and field.free:
+        if name in given and field.free and not (name == "steps" and stored["epochs"] == 0):
             values[name] = now
         elif name in given and now not in (used, before.get(name, used)):
             fact = f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}"

@@ -102,6 +102,11 @@ class Job(NamedTuple):
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
 
     @property
+    def evaluated_every(self) -> int:
+        """Batches between evaluations; 0: only at the end."""
+        return self.options.evaluate_every * (self.steps_per_epoch if self.options.epochs else 1)
+
+    @property
     def asked_for(self) -> tuple[str, ...]:
         """The options that configure the method and the correction of late gradients."""
         kinds = [kind for kind in corrections.parse(self.options.correct) if kind.name != "none"]
@@ -114,6 +119,7 @@ class Job(NamedTuple):
         are not the paper's, the optimizer and the learning rate schedule with their options."""
         o = self.options
         found = [*models.declared(o.model), *(("block_size",) if self.dataset.unit == "tokens" else ())]
+        found += [name for name in ("blocks", "final_rate") if getattr(o, name) != FIELDS[name].default]
         found += [name for name in ("optimizer", "lr_schedule") if getattr(o, name) != FIELDS[name].default]
         found += [name for name in ("warmup_steps", "clip_norm") if getattr(o, name)]
         return tuple(found)
@@ -174,6 +180,7 @@ def built(
         train_size=N,
         split=",".join(map(str, parts.cuts)) if options.K > 1 else parts.name,
         block_size=dataset.per_example if dataset.unit == "tokens" else None,
+        vocabulary=dataset.classes if options.dataset == "tokens" else None,
         warmup="on" if wants_warmup(options, method) else "off",
         window=options.window or (1 if streamed else default_window(options, first.platform, N)),
     )
@@ -222,8 +229,13 @@ def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
 def load_data(options: Config, note: str) -> data.Source:
     """The training examples, with the fingerprint of the whole data set. Raises BadInput."""
     if data.unit(options.dataset) == "tokens":
-        files = options.text.split(os.pathsep) if options.text else ()
-        whole = data.load_text(options.dataset, files, options.block_size or data.BLOCK_SIZE)
+        files = {name: (getattr(options, name) or "").split(os.pathsep) for name in (options.dataset, "validation")}
+        files = {name: paths for name, paths in files.items() if paths != [""]}
+        more = {}
+        if options.dataset == "tokens":
+            more = {"validation": files.get("validation", ()), **values(options, ("vocabulary", "token_dtype"))}
+        size = options.block_size or data.BLOCK_SIZE
+        whole = data.load_text(options.dataset, files.get(options.dataset, ()), size, **more)
     else:
         whole = data.load(options.dataset, options.data_dir)
     dataset = without_last(whole, options.hold_out) if options.hold_out else whole
@@ -236,6 +248,8 @@ def load_data(options: Config, note: str) -> data.Source:
             f"--batch-size {options.batch_size} is more than the {N} training {examples} of {dataset.name}. "
             f"Use a smaller batch."
         )
+    if options.blocks == "random":  # no batch is smaller than the others
+        n = (n or N) // options.batch_size * options.batch_size
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
         raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
     return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(whole))
@@ -251,7 +265,7 @@ def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> Non
     if differs := fingerprint.difference(was, now):
         fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
         where = "Give the directory that holds those images as --data-dir"
-        where = where if dataset.unit == "images" else "Give the same files as --text"
+        where = where if dataset.unit == "images" else f"Give the same files as --{dataset.name}"
         raise BadInput(f"{fact}. {where}{'' if flag == 'evaluating' else ', or start a new run'}.")
 
 
@@ -342,8 +356,8 @@ def rate_by_batch(options: Config, per_epoch: int) -> optax.Schedule:
     """The learning rate as a function of the batch's number, from 0. Warm-up must be settled."""
     if options.lr_schedule == "paper":
         return recipe.paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
-    total = options.epochs * per_epoch
-    return recipe.schedule(options.lr_schedule, options.learning_rate, total, options.warmup_steps)
+    total = options.epochs * per_epoch or options.steps or 0
+    return recipe.schedule(options.lr_schedule, options.learning_rate, total, options.warmup_steps, options.final_rate)
 
 
 def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) -> np.ndarray:

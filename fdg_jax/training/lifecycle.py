@@ -123,6 +123,8 @@ def configuration(
     made = run.job
     config = run_files.config(made.options, asked, made.devices, made.dataset.note)
     config |= {"stages": known, "inputs": trained.inputs_of(made.dataset)._asdict()}
+    if tokenizer := (made.dataset.fingerprint or {}).get("tokenizer"):
+        config["tokenizer"] = tokenizer
     config |= {"test_size": len(made.dataset.test_inputs), **({"initial": weights.about} if weights else {})}
     if before is None or not made.peers.first:
         return config

@@ -18,9 +18,10 @@ import numpy as np
 
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.config import Config
-from fdg_jax.data.augment import epoch_order
+from fdg_jax.data.blocks import anywhere
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.loading import Loading
+from fdg_jax.data.order import drawn, epoch_order
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
 from fdg_jax.data.text import Text
@@ -136,7 +137,7 @@ class Loop:
 
     def evaluation_due(self) -> bool:
         """Whether --evaluate-every asks for an evaluation after the newest batch, and it is still to be made."""
-        every, step = self.options.evaluate_every * self.job.steps_per_epoch, self.record.step
+        every, step = self.job.evaluated_every, self.record.step
         return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
 
     def evaluate(self) -> None:
@@ -293,9 +294,10 @@ class Work(NamedTuple):
 
 
 class InMemory:
-    """Windows of batches, of a data set in memory (which the pipeline may keep on its device) or of a text in a file.
+    """Windows of batches, of a data set in memory (which the delay line keeps on its device) or of a text in files.
 
-    If the file of a text has been cut short, a window or test batch raises Damaged.
+    A text is read batch by batch, so that the pipeline is between two batches if one cannot be read. If a file of a
+    text has been cut short, a window or test batch raises Damaged.
     """
 
     def __init__(self, dataset: Dataset | Text, options: Config, steps: int):
@@ -303,44 +305,43 @@ class InMemory:
         self.N = len(dataset.train_inputs)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
         self.check = dataset.check if isinstance(dataset, Text) else lambda: None
-        self.kept: tuple[np.ndarray, np.ndarray] | None = None  # the examples that the delay line keeps on its device
+        self.random = options.blocks == "random"
+        self.inputs, self.labels = dataset.train_inputs, dataset.train_labels
+        if self.random:
+            self.inputs, self.labels = anywhere(self.inputs), anywhere(self.labels)
 
     def next(self, step: int) -> Work:
         """The next batches after `step`, at most --window and within the epoch. The smaller last batch goes alone."""
         self.check()
         rows = self.indices(step)
         shape = rows.shape[0], rows.shape[1]
-        if isinstance(self.dataset, Text) and self.options.engine != "delay-line":
-            # Read here, so that the pipeline is between two batches if one cannot be read.
-            inputs, labels = (blocks[rows.ravel()] for blocks in (self.dataset.train_inputs, self.dataset.train_labels))
+        inputs, labels = self.inputs, self.labels
+        if isinstance(self.dataset, Text):
+            inputs, labels = inputs[rows.ravel()], labels[rows.ravel()]
             rows = np.arange(rows.size).reshape(shape)
-        else:
-            if self.kept is None:
-                self.kept = np.asarray(self.dataset.train_inputs), np.asarray(self.dataset.train_labels)
-            inputs, labels = self.kept
         return Work(shape, lambda pipeline: pipeline.train(inputs, labels, rows))
 
     def indices(self, step: int) -> np.ndarray:
-        """[W, batch] int32. Windows are counted from the epoch's start, so a resumed run has the same ones."""
+        """[W, batch] integers. Windows are counted from the epoch's start, so a resumed run has the same ones."""
         B, W, full = self.options.batch_size, self.options.window or 1, self.N // self.options.batch_size
-        order, batch = self.place(step)
-        if batch == full:
-            return order[None, full * B :]
-        W = min(W - batch % W, full - batch, self.steps - step)
-        return order[batch * B : (batch + W) * B].reshape(W, B)
+        batch = step % -(-self.N // B)
+        W = min(W - batch % W, max(1, full - batch), self.steps - step)
+        return np.stack([self.rows(each) for each in range(step, step + W)])
 
-    def place(self, step: int) -> tuple[np.ndarray, int]:
-        """(the order of the examples in the epoch of the batch after `step`, the number of that batch in it)."""
-        epoch, batch = divmod(step, -(-self.N // self.options.batch_size))
+    def rows(self, step: int) -> np.ndarray:
+        """[batch] The examples of the batch after `step`; of random blocks, the tokens at which they begin."""
+        B = self.options.batch_size
+        if self.random:
+            return drawn(len(self.inputs), B, self.options.seed, step)
+        epoch, batch = divmod(step, -(-self.N // B))
         if self.order[0] != epoch:
             self.order = epoch, epoch_order(self.N, self.options.seed, epoch)
-        return self.order[1], batch
+        return self.order[1][batch * B : (batch + 1) * B]
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The batch after `step`, which may have been entered before."""
-        B, (order, batch) = self.options.batch_size, self.place(step)
-        rows = order[batch * B : (batch + 1) * B]
-        return self.dataset.train_inputs[rows], self.dataset.train_labels[rows]
+        rows = self.rows(step)
+        return self.inputs[rows], self.labels[rows]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Test batches: of images up to 500 each; of text, whose outputs are large, at most as many examples as a

@@ -84,8 +84,8 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 
 SHAPES = {
     "constant": "{}",
-    "cosine": "{}, falling to 0 as a cosine",
-    "wsd": "{}, falling linearly to 0 in the last fifth",
+    "cosine": "{}, falling to {} as a cosine",
+    "wsd": "{}, falling linearly to {} in the last fifth",
 }
 
 
@@ -112,13 +112,17 @@ def whose_split(job: Job) -> str:
 
 def schedule_sentence(options: Config, per_epoch: int) -> str:
     """When the learning rate changes, with a note if this is the paper's schedule scaled."""
-    text = f"{count(options.epochs, 'epoch')} of {count(per_epoch, 'batch', 'es')}; learning rate "
+    length = f"{count(options.epochs, 'epoch')} of {count(per_epoch, 'batch', 'es')}"
+    if not options.epochs:
+        length = f"{count(options.steps or 0, 'batch', 'es')} (an epoch has {per_epoch:,})"
+    text = f"{length}; learning rate "
     if options.lr_schedule == "paper":
         *early, last = [f"{fraction * options.epochs:.4g}" for fraction in DROPS]
         text += f"{options.learning_rate:g}, divided by 10 after epochs {', '.join(early)} and {last}"
         text += "" if options.epochs == 300 else " (the paper's 150, 225 and 275 of 300, scaled)"
     else:
-        text += SHAPES[options.lr_schedule].format(f"{options.learning_rate:g}")
+        rate = options.learning_rate
+        text += SHAPES[options.lr_schedule].format(f"{rate:g}", f"{options.final_rate * rate:g}")
     if options.warmup_steps:
         text += f"; before that it rises for {count(options.warmup_steps, 'batch', 'es')}"
     if options.warmup == "on":
@@ -299,7 +303,7 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
     if found.example is None:
         fact = f"time       not measured: in {short(found.compiling)} s every batch may have compiled programs"
         return [f"{fact}. They are kept, so give the same command again", *disturbed(found.others_percent, job), disk]
-    per_step, every = found.example * o.batch_size, o.evaluate_every * job.steps_per_epoch
+    per_step, every = found.example * o.batch_size, job.evaluated_every
     evaluations = 1 + (job.steps - 1) // every if every else 1
     examples = job.steps * len(job.dataset.train_inputs) / job.steps_per_epoch
     training, evaluating = examples * found.example, evaluations * found.evaluation

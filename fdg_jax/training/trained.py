@@ -23,6 +23,7 @@ from fdg_jax.arrays import shown
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.weights import HASH, Weights, load_weights, save_weights
+from fdg_jax.checks.options import OF_DATA
 from fdg_jax.config import FIELDS, Config, model_options
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
@@ -30,6 +31,7 @@ from fdg_jax.data.text import Text
 from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import programs
+from fdg_jax.options.fields import spelled
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.stages.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
@@ -65,7 +67,8 @@ class Inputs(NamedTuple):
 
     def zeros(self, name: str, examples: int) -> Dataset | Text:
         """A data set of so many training examples: black images or zero bytes, which take no memory."""
-        pixels, labels = np.broadcast_to(np.uint8(0), (examples, *self.shape)), np.zeros(examples, np.int32)
+        zero, labels = np.zeros((), self.data_dtype), np.zeros(examples, np.int32)
+        pixels = np.broadcast_to(zero, (examples, *self.shape))
         if not self.mean:
             return Text(name, pixels, pixels, pixels, pixels, sha256="", files=(), classes=self.classes)
         shape = pixels, labels, pixels, labels
@@ -187,7 +190,12 @@ class Trained:
         return np.asarray(self.outputs(images))
 
     def evaluate(
-        self, batches: Iterable | None = None, data_dir: AnyPath | None = None, text: Sequence[AnyPath] | None = None
+        self,
+        batches: Iterable | None = None,
+        data_dir: AnyPath | None = None,
+        text: Sequence[AnyPath] | None = None,
+        tokens: Sequence[AnyPath] | None = None,
+        validation: Sequence[AnyPath] | None = None,
     ) -> Evaluation:
         """Test loss and top-1 error.
 
@@ -195,21 +203,27 @@ class Trained:
             batches: an iterable of (images, labels); by default the test images of the run's own data set.
             data_dir: the folder of that data set; by default the run's.
             text: for a run on text, its files; by default the run's. An exported file does not name them.
+            tokens, validation: likewise, for a run on tokens.
 
         Raises:
             BadInput: the data set is missing, or is not the one that the run was trained on.
         """
         run = programs.jit(partial(tally, job.cross_entropy))
-        found = self.test_batches(data_dir, text) if batches is None else batches
+        places = {"data_dir": data_dir, "text": text, "tokens": tokens, "validation": validation}
+        found = self.test_batches(**places) if batches is None else batches
         return evaluate(lambda images, labels: run(self.outputs(images), np.asarray(labels)), found)
 
-    def test_batches(self, data_dir: AnyPath | None = None, text: Sequence[AnyPath] | None = None) -> Iterable:
-        """The test images of the run's data set, in the batches in which the run evaluates."""
-        if wrong := text if self.inputs.mean else data_dir:
-            ours, theirs = ("--data-dir", "--text") if self.inputs.mean else ("--text", "--data-dir")
-            raise BadInput(f"{theirs} {wrong}: {self.options.dataset} has no such option. Use {ours}, or leave it out.")
-        files = None if text is None else os.pathsep.join(map(str, text))
-        source = job.load_data(at(self.options, data_dir=data_dir, text=files), "")
+    def test_batches(self, **places: Any) -> Iterable:
+        """The test images of the run's data set, in the batches in which the run evaluates. places: as `evaluate`."""
+        given, kind = {name: place for name, place in places.items() if place}, self.options.dataset
+        kind = "images" if self.inputs.mean else kind
+        for name, place in given.items():
+            if kind not in OF_DATA[name]:
+                ours = "--data-dir" if self.inputs.mean else f"--{kind}"
+                fact = f"{spelled(name)} {place}: {self.options.dataset} has no such option"
+                raise BadInput(f"{fact}. Use {ours}, or leave it out.")
+            given[name] = place if name == "data_dir" else os.pathsep.join(map(str, place))
+        source = job.load_data(at(self.options, **given), "")
         job.check_data(source, self.about, "evaluating")
         return loop.feed(source, self.options, 0).test()
 
