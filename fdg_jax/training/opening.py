@@ -173,6 +173,7 @@ def stage_facts(job: Job) -> list[dict[str, Any]]:
 def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     """Two lines per stage: its blocks and parameters, and its memory. known: `stage_facts`."""
     text = []
+    R = job.options.replicas
     for stage, device in zip(known, job.devices, strict=True):
         k = stage["k"]
         seconds = f"{1e3 * stage['seconds']:,.0f} ms a batch, " if stage["seconds"] else ""
@@ -183,7 +184,9 @@ def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
         )
         if stage["memory_bytes"]:
             sends = f"; sends {stage['sends']}, {megabytes(stage['sends_bytes'])} MB" if stage["sends_bytes"] else ""
-            text.append(f"  memory   {memory_words(stage['memory_bytes'])}{sends}")
+            sends += f", {megabytes(stage['sends_bytes'] // R)} MB of each" if sends and R > 1 else ""
+            each = "on each, " if R > 1 else ""
+            text.append(f"  memory   {each}{memory_words(stage['memory_bytes'])}{sends}")
     return text
 
 
