@@ -23,7 +23,7 @@ MET = {}
 def example_of(name: str) -> jax.ShapeDtypeStruct:
     """Two examples of what a model takes."""
     if models.takes(name) == "tokens":
-        return jax.ShapeDtypeStruct((2, 32), jnp.int32)
+        return jax.ShapeDtypeStruct((2, models.defaults(name).get("block_size", 32)), jnp.int32)
     return jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
 
 
