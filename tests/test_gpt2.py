@@ -10,7 +10,7 @@ from fdg_jax.training import gpt2, lifecycle
 
 V, WIDTH, HEADS, LAYERS, LONGEST, T = 256, 32, 4, 2, 24, 16
 MODEL = f"--model transformer{LAYERS}x{WIDTH} --positions learned --tied --norm layer --biases --heads {HEADS}"
-SHORT = f"{MODEL} --train-size 2 --batch-size 2 --epochs 1 --no-tensorboard --evaluate-every 0 --block-size {T}"
+SHORT = f"{MODEL} --block-size {T} --train-size 2 --batch-size 2 --epochs 1 --evaluate-every 0 --no-tensorboard"
 TOKENS = np.random.default_rng(1).integers(0, V, (2, T)).astype(np.uint8)
 CLOSE = {"rtol": 0, "atol": 1e-5}  # logits of order 1, in float32
 
@@ -55,11 +55,17 @@ def logits(weights, tokens):
     return norm(x, "ln_f") @ w["wte.weight"].T
 
 
+def short(folder):
+    """The words of a short run on a short text."""
+    (folder / "text").write_bytes(bytes(range(256)) * 4)
+    return [*SHORT.split(), "--warmup-steps", "0", "--text", str(folder / "text")]
+
+
 def begun(monkeypatch, file, *words):
     """The pipeline that a command was about to train with the weights of a file."""
     jobs = []
     monkeypatch.setattr(lifecycle, "train", lambda run, *_: jobs.append(run.job) or 0)
-    given = [*SHORT.split(), *words, "--init-from", str(file), "--run-dir", str(file.parent / "run")]
+    given = [*short(file.parent), *words, "--init-from", str(file), "--run-dir", str(file.parent / "run")]
     assert language_model.main(given) == 0
     return jobs[0]
 
@@ -85,12 +91,12 @@ def test_three_stages_with_published_weights_are_gpt2_and_so_is_what_they_export
 @pytest.mark.slow
 def test_a_run_is_exported_for_transformers_and_one_of_another_network_is_not(tmp_path, capsys):
     save_file(random_weights(), tmp_path / "gpt2")
-    run = f"{SHORT} --K 2 --steps 1 --init-from {tmp_path / 'gpt2'} --run-dir {tmp_path / 'run'}"
-    assert language_model.main(run.split()) == 0
+    run = f"--K 1 --steps 1 --init-from {tmp_path / 'gpt2'} --run-dir {tmp_path / 'run'}"
+    assert language_model.main([*short(tmp_path), *run.split()]) == 0
     assert export.main([str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--format", "gpt2"]) == 0
     assert "GPT2Config(" in capsys.readouterr().out and "h.1.mlp.c_proj.bias" in load_file(tmp_path / "out")
-    other = f"{SHORT} --norm rms --no-tied --steps 1 --K 1 --run-dir {tmp_path / 'other'}"
-    assert language_model.main(other.split()) == 0
+    other = f"--norm rms --no-tied --steps 1 --K 1 --run-dir {tmp_path / 'other'}"
+    assert language_model.main([*short(tmp_path), *other.split()]) == 0
     assert export.main([str(tmp_path / "other"), "--to", str(tmp_path / "no"), "--format", "gpt2"]) == 2
     assert "is no GPT-2: it has tied=False for True, norm='rms' for 'layer'." in capsys.readouterr().err
 
@@ -116,8 +122,8 @@ REFUSED = {
 def test_weights_of_another_vocabulary_length_or_network_are_refused_in_one_sentence(tmp_path, capsys):
     for said, weights in REFUSED.items():
         save_file(weights, tmp_path / "gpt2")
-        words = f"{SHORT} --K 1 --init-from {tmp_path / 'gpt2'} --run-dir {tmp_path / 'run'}"
-        assert language_model.main(words.split()) == 2
+        words = f"--K 1 --init-from {tmp_path / 'gpt2'} --run-dir {tmp_path / 'run'}"
+        assert language_model.main([*short(tmp_path), *words.split()]) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1, err
 
