@@ -1,5 +1,6 @@
 """A transformer in K stages: both engines and the oracle agree with all that language models are trained with."""
 
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import fdg_jax
 from benchmarks import block_cost
 from fdg_jax import models, recipe, split
 from fdg_jax.errors import BadInput
-from fdg_jax.layers.sequence import LayerNorm, rms_norm, rotated
+from fdg_jax.layers.sequence import LayerNorm, is_fused, rms_norm, rotated
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.training.job import cross_entropy
 
@@ -231,6 +232,21 @@ def test_the_faster_forms_of_matrices_and_rotation_are_the_plain_ones():
         plain = gradients()
     for one, other in zip(leaves(fast), leaves(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * np.abs(other).max())
+
+
+def test_attention_is_cudnns_in_bfloat16_on_nvidias_newer_gpus_only(monkeypatch):
+    """By what a GPU says of itself: the kernel is not run here."""
+    ours, gpus = [jnp.zeros((1, 4, 2, 64), dtype) for dtype in (jnp.bfloat16, jnp.float32)], []
+    for about in (("cuda 12090", "8.0"), ("cuda 12090", "7.5"), ("rocm 60000", "gfx942")):
+        client = SimpleNamespace(platform_version=f"PJRT C API\n{about[0]}")
+        gpus.append(SimpleNamespace(platform="gpu", client=client, compute_capability=about[1]))
+    found = [is_fused(ours[0])]  # on this machine's CPU
+    for gpu in gpus:
+        monkeypatch.setattr(jax, "devices", lambda gpu=gpu: [gpu])
+        found += [is_fused(q) for q in ours]
+    assert found == [False, True, False, False, False, False, False]
+    monkeypatch.setattr(jax, "devices", lambda: gpus[:1])
+    assert not is_fused(jnp.zeros((1, 4, 2, 12), jnp.bfloat16))
 
 
 def test_an_impossible_option_of_a_model_is_refused():
