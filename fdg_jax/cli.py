@@ -130,7 +130,8 @@ def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Co
         found |= {"method": methods.ALIASES[name]} if (name := found.get("method")) in methods.ALIASES else {}
     if "correct" in found:  # "rate, cosine" is another spelling of "rate,cosine"
         found["correct"] = ",".join(corrections.split_names(found["correct"]))
-    return Config(**found), frozenset(given) | (file.given & said.keys())
+    own = models.defaults(found.get("model"))
+    return Config(**{**own, **found}), frozenset(given) | (file.given & said.keys())
 
 
 def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
@@ -140,10 +141,11 @@ def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
         return False
     other = {choice for choice in given if given[choice] != file.options.get(choice)}
     of_optimizers = {**own_defaults(file.options.get("optimizer")), **own_defaults(given.get("optimizer"))}
+    of_models = {*OF_MODELS, *models.defaults(file.options.get("model")), *models.defaults(given.get("model"))}
     return (
         ("method" in other and FIELDS[name].group in ("fdg", "others"))
         or ("correct" in other and name in OF_CORRECTIONS)
-        or ("model" in other and name in OF_MODELS)
+        or ("model" in other and name in of_models)
         or ("optimizer" in other and name in of_optimizers)
     )
 

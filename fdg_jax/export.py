@@ -2,7 +2,8 @@
 
 The file has the whole network, whatever the run's stages were. Its header names the model, the data set, the options,
 the network's inputs, and the sha256 of the parameters. `fdg_jax.load_weights(FILE)` returns the Flax dictionary.
-`fdg_jax.load_run(FILE)` also returns the network.
+`fdg_jax.load_run(FILE)` also returns the network. With `--format gpt2` the file has Hugging Face's names instead, and
+is for `transformers`.
 """
 
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.evaluate import parser, trained
 from fdg_jax.machine import output
-from fdg_jax.training import command
+from fdg_jax.training import command, gpt2
 
 
 @output.command
@@ -21,11 +22,16 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, 2 for bad input, 1 if the file cannot be written."""
     made = parser("export", "Writes the weights of a trained network into a safetensors file.")
     made.add_argument("--to", metavar="FILE", required=True, help="The new file, such as weights.safetensors.")
+    about = "gpt2: GPT-2's names, for transformers. The network has to have its options, whatever its size."
+    made.add_argument("--format", choices=("fdg_jax", "gpt2"), default="fdg_jax", help=about)
     given = made.parse_args(arguments)
     check_new(Path(given.to))
     network = trained(given)
     try:
-        network.save(given.to)
+        if given.format == "gpt2":
+            print(gpt2.save(given.to, network.options, network.variables))
+        else:
+            network.save(given.to)
     except OSError as error:
         print(f"error: {given.to} cannot be written: {reason(error)}.", file=sys.stderr)
         return 1

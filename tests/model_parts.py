@@ -23,7 +23,7 @@ MET = {}
 def example_of(name: str) -> jax.ShapeDtypeStruct:
     """Two examples of what a model takes."""
     if models.takes(name) == "tokens":
-        return jax.ShapeDtypeStruct((2, 32), jnp.int32)
+        return jax.ShapeDtypeStruct((2, models.defaults(name).get("block_size", 32)), jnp.int32)
     return jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
 
 
@@ -32,13 +32,13 @@ def met(name: str, classes: int = 10, example=None):
     are alike and meet the same shape are looked at once, so that 602 of them are quick."""
     x = jax.ShapeDtypeStruct(example, jnp.float32) if example else example_of(name)
     for block in models.blocks(name, classes):
-        if (block, x.shape) not in MET:
+        if (block, str(x)) not in MET:
             def init(key, x, block=block):
                 given, named = arguments(block, x, train=True)
                 return block.init_with_output(key, *given, **named)
 
-            MET[block, x.shape] = jax.eval_shape(init, jax.random.key(0), x)
-        y, variables = MET[block, x.shape]
+            MET[block, str(x)] = jax.eval_shape(init, jax.random.key(0), x)
+        y, variables = MET[block, str(x)]
         yield block, x, variables
         x = y
 

@@ -8,10 +8,11 @@ import pytest
 from cifar_processes import read
 from small import jit, mostly_slow
 
-from fdg_jax import cli, recipe
+from fdg_jax import cli, models, recipe
 from fdg_jax.checks import options as checks
-from fdg_jax.config import ADDED, FIELDS, Config, defaults_of_others
+from fdg_jax.config import ADDED, FIELDS, Config, defaults_of_others, model_options
 from fdg_jax.experiments import cifar, language_model
+from fdg_jax.runs import run_files
 from fdg_jax.training import lifecycle
 
 SHORT = """--model transformer2x32 --train-size 24 --batch-size 8 --epochs 2 --block-size 512 --log-every 1
@@ -40,6 +41,20 @@ def test_the_optimizer_brings_its_own_defaults_and_given_ones_are_kept():
     assert options.warmup_steps == 0  # that schedule has a warm-up of its own
     options, _ = cli.parse([], cifar.PROGRAM)
     assert all(getattr(options, name) == FIELDS[name].default for name in FIELDS)
+
+
+def test_a_published_network_brings_its_options_and_its_block_unless_others_are_given(tmp_path):
+    options, given = cli.parse(["--model", "nanogpt-cpu"], language_model.PROGRAM)
+    assert (options.heads, options.norm, options.tied, options.block_size) == (4, "layer", True, 64)
+    assert given == {"model"} and models.blocks("nanogpt-cpu", 65) == models.blocks(
+        "nanogpt-cpu", 65, **model_options(options)
+    )
+    other, _ = cli.parse(["--model", "gpt2", "--norm", "rms", "--no-tied", "--block-size", "8"], language_model.PROGRAM)
+    assert (other.heads, other.norm, other.tied, other.block_size) == (12, "rms", False, 8)
+    (tmp_path / "config.json").write_text(json.dumps(run_files.config(options, options, [], "")))
+    again = ["--config", str(tmp_path / "config.json"), "--model", "transformer4x64"]
+    plain, _ = cli.parse(again, language_model.PROGRAM)  # what the other network brought does not come along
+    assert all(getattr(plain, name) == FIELDS[name].default for name in ("heads", "norm", "tied", "block_size"))
 
 
 def test_several_files_are_one_value():

@@ -38,6 +38,12 @@ PUBLISHED = {
     ("mobilenet_v2", 1000): 3_504_872,  # 3.50M; Sandler et al. 2018 and the paper print 3.4M
     ("mobilenet_v2_imagenet", 1000): 3_504_872,
     ("mobilenet_v2", 200): 3_504_872 - 800 * 1281,  # Tiny-ImageNet
+    ("gpt2", 50257): 124_439_808,  # Hugging Face's, which count positions and the tied table once
+    ("gpt2-medium", 50257): 354_823_168,
+    ("nanogpt-shakespeare", 65): 10_646_784 + 256 * 384,  # nanoGPT reports 10.65M and 0.80M, without positions
+    ("nanogpt-cpu", 65): 795_904 + 64 * 128,
+    ("asyncpp", 50257): 134_292_480,  # 134M; Ajanthan et al. 2025
+    ("rotation32", 50257): 95_577_600,  # nobody prints it: theirs has 32 x 3 x 384 fewer, and 50,257 more in the head
     # Nobody's but ours. Per layer 12 w^2 (4 of attention, 8 of the mlp) and two norms, then a norm and two tables.
     **{
         (f"transformer{n}x{w}", 256): n * (12 * w * w + 2 * w) + w + 2 * 256 * w

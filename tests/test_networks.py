@@ -108,7 +108,10 @@ def test_a_block_whose_weights_are_zero_is_its_shortcut():
 
 
 QUICK = ("resnet8", "wrn16_4", "resnet18", "mobilenet_v2")
-LONGER = ("resnet20", "resnet56", "resnet110", "resnet1202", "wrn28_10", "transformer8x64", "transformer8x256")
+LONGER = (
+    *("resnet20", "resnet56", "resnet110", "resnet1202", "wrn28_10", "transformer8x64", "transformer8x256"),
+    *("gpt2-medium", "nanogpt-shakespeare", "asyncpp", "rotation32"),
+)
 OTHERS = [name for name in models.names() if name not in (*QUICK, *LONGER)]  # those have more of the same blocks
 
 

@@ -1,5 +1,6 @@
 """A transformer in K stages: both engines and the oracle agree with all that language models are trained with."""
 
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import fdg_jax
 from benchmarks import block_cost
 from fdg_jax import models, recipe, split
 from fdg_jax.errors import BadInput
-from fdg_jax.layers.sequence import rms_norm, rotated
+from fdg_jax.layers.sequence import LayerNorm, is_fused, rms_norm, rotated
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.training.job import cross_entropy
 
@@ -120,7 +121,8 @@ def test_pipeline_delay_line_and_oracle_agree_with_dropout_adamw_warm_up_clippin
 
 @pytest.mark.slow
 def test_a_tied_table_passes_through_the_stages_and_is_the_whole_gradient():
-    model = (("tied", True), ("positions", "learned"), ("dropout", 0.1))
+    gated = (("heads", 2), ("kv_heads", 1), ("norm", "layer"), ("biases", True), ("mlp", "swiglu"), ("qk_norm", True))
+    model = (("tied", True), ("positions", "learned"), ("dropout", 0.1), *gated)
     one, two = made(4, model=model), made(4, engine="delay-line", model=model)
     (start, params, losses), (_, _, their_losses) = run(one), run(two)
     assert one.parameters_sha256() == two.parameters_sha256() and losses == their_losses
@@ -162,16 +164,47 @@ def test_rotary_scores_depend_on_the_distance_of_two_tokens_only():
     assert len({round(float(score), 3) for score in scores[0]}) == T
 
 
-def test_the_norm_has_the_gradient_that_jax_derives():
+def test_the_norms_have_the_gradients_that_jax_derives():
     x, scale, dy = (np.random.default_rng(seed).normal(size=shape).astype(np.float32)
                     for seed, shape in enumerate([(2, 3, 8), (8,), (2, 3, 8)]))  # fmt: skip
 
-    def plain(x, scale):
-        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
+    def plain(x, scale, epsilon=1e-6):
+        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + epsilon) * scale
 
-    ours, theirs = (jit(lambda x, s, f=f: jax.vjp(f, x, s)[1](dy))(x, scale) for f in (rms_norm, plain))
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums of 8 products of order 1
+    def layer(x, scale):
+        return LayerNorm(bias=True).apply({"params": {"scale": scale, "bias": jnp.ones(8)}}, x)
+
+    def plain_layer(x, scale):
+        return plain(x - jnp.mean(x, -1, keepdims=True), scale, 1e-5) + 1
+
+    for pair in ((rms_norm, plain), (layer, plain_layer)):
+        ours, theirs = (jit(lambda x, s, f=f: (f(x, s), jax.vjp(f, x, s)[1](dy)))(x, scale) for f in pair)
+        for a, b in zip(leaves(ours), leaves(theirs), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums of 8 products of order 1
+
+
+def test_shared_heads_normalised_queries_and_a_gated_mlp_are_those_of_plain_numpy():
+    layer, heads, T = network(1, heads=4, kv_heads=2, qk_norm=True, mlp="swiglu", positions="learned")[1], 4, 5
+    x = np.random.default_rng(0).normal(size=(2, T, 32)).astype(np.float32)
+    shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), x, False))
+    own = jax.tree.map(lambda a: np.random.default_rng(a.size).normal(0, 0.3, a.shape).astype(np.float32), shapes)
+
+    def rms(x, of):
+        return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + 1e-6) * of["scale"]
+
+    at = own["params"]["attention"]
+    q, k, v = np.split(rms(x, own["params"]["attention_norm"]) @ at["qkv"]["kernel"], [32, 48], -1)
+    q, k, v = (each.reshape(2, T, -1, 8) for each in (q, k, v))
+    q, k = rms(q, at["q_norm"]), rms(k, at["k_norm"])
+    y = np.zeros((2, T, heads, 8))
+    for head in range(heads):  # heads 0 and 1 share the first keys and values
+        scores = np.exp(np.einsum("bth,bsh->bts", q[:, :, head], k[:, :, head // 2]) / 8**0.5) * np.tri(T)
+        y[:, :, head] = scores / scores.sum(-1, keepdims=True) @ v[:, :, head // 2]
+    x1 = x + y.reshape(2, T, 32) @ at["out"]["kernel"]
+    gate, up = np.split(rms(x1, own["params"]["mlp_norm"]) @ own["params"]["wide"]["kernel"], 2, -1)
+    assert gate.shape[-1] == 96  # 8/3 of 32, rounded up to a multiple of 32
+    true = x1 + gate / (1 + np.exp(-gate)) * up @ own["params"]["narrow"]["kernel"]
+    np.testing.assert_allclose(layer.apply(own, x, False), true, rtol=1e-4, atol=1e-4)  # float32 against float64
 
 
 @pytest.mark.slow
@@ -191,10 +224,26 @@ def test_the_faster_forms_of_matrices_and_rotation_are_the_plain_ones():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * np.abs(other).max())
 
 
+def test_attention_is_cudnns_in_bfloat16_on_nvidias_newer_gpus_only(monkeypatch):
+    """By what a GPU says of itself: the kernel is not run here."""
+    ours, gpus = [jnp.zeros((1, 4, 2, 64), dtype) for dtype in (jnp.bfloat16, jnp.float32)], []
+    for about in (("cuda 12090", "8.0"), ("cuda 12090", "7.5"), ("rocm 60000", "gfx942")):
+        client = SimpleNamespace(platform_version=f"PJRT C API\n{about[0]}")
+        gpus.append(SimpleNamespace(platform="gpu", client=client, compute_capability=about[1]))
+    found = [is_fused(ours[0])]  # on this machine's CPU
+    for gpu in gpus:
+        monkeypatch.setattr(jax, "devices", lambda gpu=gpu: [gpu])
+        found += [is_fused(q) for q in ours]
+    assert found == [False, True, False, False, False, False, False]
+    monkeypatch.setattr(jax, "devices", lambda: gpus[:1])
+    assert not is_fused(jnp.zeros((1, 4, 2, 12), jnp.bfloat16))
+
+
 def test_an_impossible_option_of_a_model_is_refused():
     for options, said in (
         ({"dropout": 1.0}, "it must lie in"), ({"dropout": "much"}, "no number"), ({"positions": "none"}, "not known"),
-        ({"heads": 3}, "no option heads"),
+        ({"layer_norm": True}, "no option layer_norm"), ({"heads": 3}, "heads=3: a width of 32 cannot be cut"),
+        ({"heads": 32}, "each of an even width for rotary positions. Use 1"), ({"kv_heads": 2}, "1 heads cannot share"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=said):
             network(1, **options)

@@ -258,12 +258,21 @@ def stored_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+def is_ours(path: Path) -> bool:
+    """Whether a file's header names a format of this library. A file that cannot be read is not; `read` says why."""
+    try:
+        with safe_open(path, "numpy") as file:
+            return (file.metadata() or {}).get("format", "").startswith("fdg_jax")
+    except (OSError, SafetensorError):
+        return False
+
+
+def read(path: str | os.PathLike[str], kind: str | None) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """(arrays, containers, texts of the header) of a file that `write` wrote.
 
     Arguments:
         path: the file.
-        kind: WEIGHTS or PIPELINE.
+        kind: WEIGHTS or PIPELINE; None for a safetensors file of another program, which has no hash to check.
 
     Raises:
         BadInput: there is no file, it is damaged, or it is another kind of file.
@@ -275,8 +284,9 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
             raise BadInput(f"{path} is not a file. Give the name of a file.")
         with safe_open(path, "numpy") as file:  # checks the header, and reads no array
             texts = file.metadata() or {}
-        check_kind(path, kind, texts.get("format"))
-        if texts.pop("sha256", None) != seal_of(stored_sha256(path), texts):
+        if kind is not None:
+            check_kind(path, kind, texts.get("format"))
+        if kind is not None and texts.pop("sha256", None) != seal_of(stored_sha256(path), texts):
             raise BadInput(f"{path} is damaged: its content does not match its sha256. Write it again.")
         stored = {name: from_bytes(**each) for name, each in deserialize(path.read_bytes())}
     except FileNotFoundError:

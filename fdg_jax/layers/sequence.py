@@ -1,9 +1,12 @@
-"""The layers of a transformer: root-mean-square norm, causal attention, rotary positions.
+"""The layers of a transformer: norms, causal attention, rotary positions.
 
-All take [batch, T, width] in float32 or bfloat16, return that dtype, and have no biases. Sums over the width, and the
-softmax, are float32. For the backward pass they keep only arguments and arrays made of the inputs, so that an engine
-can put other weights into a stashed VJP closure (see fdg_jax.layers.basic).
+All take [batch, T, width] in float32 or bfloat16 and return that dtype. They have biases only where a model asks for
+them. Sums over the width, and the softmax, are float32. For the backward pass they keep only arguments and arrays made
+of the inputs, so that an engine can put other weights into a stashed VJP closure (see fdg_jax.layers.basic).
 """
+
+from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,6 +16,7 @@ from jax import lax
 from fdg_jax.layers.basic import Initializer, sum_dtype
 
 EPSILON_RMS = 1e-6
+EPSILON_LAYER = 1e-5  # PyTorch's, and so GPT-2's
 ROTARY_BASE = 10_000.0  # the longest wavelength, in tokens and over 2 pi
 
 
@@ -24,19 +28,43 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32))
 
 
-@jax.custom_vjp
-def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+class LayerNorm(nn.Module):
+    """(x - mean) / std * scale, and a bias if asked for, over the last axis (Ba et al. 2016).
+
+    It is the root-mean-square norm of what is centred, so the closure keeps that (in x's dtype) instead of x.
+    """
+
+    bias: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        accurate = x.astype(sum_dtype(x))
+        centred = (accurate - jnp.mean(accurate, -1, keepdims=True)).astype(x.dtype)
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        y: Any = rms_norm(centred, scale, EPSILON_LAYER)
+        return plus_bias(self, y) if self.bias else y
+
+
+def plus_bias(module: nn.Module, y: jax.Array) -> jax.Array:
+    """y [..., features] plus the module's parameter `bias`, initially zero, whose gradient is a float32 sum."""
+    bias = module.param("bias", nn.initializers.zeros, (y.shape[-1],), jnp.float32)
+    return (y.astype(sum_dtype(y)) + bias).astype(y.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float = EPSILON_RMS) -> jax.Array:
     """x [..., c] over its root mean square, times scale [c]. Its residuals are x and one number per row."""
-    return _rms_forward(x, scale)[0]
+    return _rms_forward(x, scale, epsilon)[0]
 
 
-def _rms_forward(x, scale):
+def _rms_forward(x, scale, epsilon):
     accurate = x.astype(sum_dtype(x))
-    inverse = lax.rsqrt(jnp.mean(jnp.square(accurate), -1, keepdims=True) + EPSILON_RMS)
+    inverse = lax.rsqrt(jnp.mean(jnp.square(accurate), -1, keepdims=True) + epsilon)
     return (accurate * inverse * scale).astype(x.dtype), (x, inverse, scale)
 
 
-def _rms_backward(residuals, dy):
+def _rms_backward(epsilon, residuals, dy):
+    del epsilon
     x, inverse, scale = residuals
     dy, unit = dy.astype(sum_dtype(x)), x.astype(sum_dtype(x)) * inverse
     dscale = jnp.sum(dy * unit, tuple(range(x.ndim - 1)))
@@ -49,14 +77,16 @@ rms_norm.defvjp(_rms_forward, _rms_backward)
 
 
 class Dense(nn.Module):
-    """x times a matrix, without a bias: [..., c] -> [..., features]. Its matrix is called `kernel`, as Flax's is."""
+    """x times a matrix, plus a bias if asked for: [..., c] -> [..., features]. Flax's names: `kernel`, `bias`."""
 
     features: int
     kernel_init: Initializer
+    bias: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return product(x, self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32))
+        y = product(x, self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32))
+        return plus_bias(self, y) if self.bias else y
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -73,25 +103,45 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 class CausalAttention(nn.Module):
     """Multi-head attention in which a token sees itself and those before it: [b, T, c] -> [b, T, c].
 
-    heads: how many; c is a multiple of it, and c / heads is even.
-    rotary: whether queries and keys are turned by their positions.
+    heads: how many; c is a multiple of it.
+    rotary: whether queries and keys are turned by their positions; c / heads is then even.
     out_init: draws the first weights of the last layer.
+    kv_heads: heads of keys and values, each for heads / kv_heads of the queries' (Ainslie et al. 2023); None: as many.
+    bias: whether both matrices have one.
+    qk_norm: whether each head's queries and keys have a root-mean-square norm, before they are turned.
+
+    Queries, keys and values are the columns of one matrix, in this order, as in GPT-2.
     """
 
     heads: int
     rotary: bool
     kernel_init: Initializer
     out_init: Initializer
+    kv_heads: int | None = None
+    bias: bool = False
+    qk_norm: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         b, T, c = x.shape
-        dense = Dense(3 * c, self.kernel_init, name="qkv")
-        q, k, v = jnp.moveaxis(dense(x).reshape(b, T, 3, self.heads, c // self.heads), 2, 0)
+        h, several = c // self.heads, self.kv_heads or self.heads
+        dense = Dense((self.heads + 2 * several) * h, self.kernel_init, self.bias, name="qkv")
+        q, k, v = jnp.split(dense(x).reshape(b, T, -1, h), (self.heads, self.heads + several), axis=2)
+        if self.qk_norm:
+            q, k = RMSNorm(name="q_norm")(q), RMSNorm(name="k_norm")(k)
         if self.rotary:
             q, k = rotated(q), rotated(k)
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(b, T, c)
-        return Dense(c, self.out_init, name="out")(y)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn" if is_fused(q) else "xla")
+        return Dense(c, self.out_init, self.bias, name="out")(y.reshape(b, T, c))
+
+
+def is_fused(q: jax.Array) -> bool:
+    """Whether cuDNN has one kernel for attention with queries like q [b, T, heads, h], which keeps no [T, T] array: in
+    bfloat16 on NVIDIA's GPUs from Ampere on. JAX takes it only where it is asked to."""
+    device = jax.devices()[0]
+    nvidia = device.platform == "gpu" and "cuda" in device.client.platform_version
+    fits = q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
+    return fits and nvidia and float(device.compute_capability) >= 8
 
 
 def rotated(x: jax.Array) -> jax.Array:

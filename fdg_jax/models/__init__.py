@@ -35,6 +35,8 @@ class Family(Protocol):
         families.
     PATTERNS: how such names are written, for people: `wrn<d>_<k>`.
     Options: a frozen dataclass of the family's options, which `blocks` takes by name as well.
+    DEFAULTS: {name: {option: value}}, the options for which a name has another default than all others: the family's
+        own, and those of every run, such as block_size.
     """
 
     NAMES: Mapping[str, Mapping[str, Any]]
@@ -124,6 +126,11 @@ def takes(name: str) -> str:
     return getattr(_find(name)[0], "TAKES", UNITS[0])
 
 
+def defaults(name: str | None) -> Mapping[str, Any]:
+    """The options for which a model has a default of its own; none for a name that is not known, which comes later."""
+    return next((own[name] for family in _families() if name in (own := getattr(family, "DEFAULTS", {}))), {})
+
+
 def declared(name: str) -> dict[str, Option]:
     """A model's own options by name. Raises BadInput if there is no such model."""
     family, _ = _find(name)
@@ -158,7 +165,7 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
     if unknown := [each for each in options if each not in known]:
         has = ", ".join(known) or "none"
         raise BadInput(f"model {name} has no option {unknown[0]} (it has: {has}). Leave it out, or take another model.")
-    chosen = fields.instance(own, known, options)
+    chosen = fields.instance(own, known, {**defaults(name), **options})
     try:
         made = family.blocks(classes, **arguments, **chosen)
     except BadInput:

@@ -222,8 +222,8 @@ class Common:
     )
     init_from: str | None = option(
         None, "Begin with the weights and statistics of a run (RUN, RUN@STEP or RUN@best) or of a file that "
-        "fdg_jax.export wrote. The network has to be the same; K, method, split, optimizer and version may differ. "
-        "Optimizer, learning rate and batches begin anew.", metavar="RUN|FILE", group="run",
+        "fdg_jax.export wrote, or GPT-2's published one. The network has to be the same; K, method, split, optimizer "
+        "and version may differ. Optimizer, learning rate and batches begin anew.", metavar="RUN|FILE", group="run",
         shown="first weights by --seed"
     )
     checkpoint_every: int | None = option(

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fdg_jax import methods, own_files
+from fdg_jax import methods, models, own_files
 from fdg_jax.checks.options import OF_DATA
 from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_MODELS, corrected_by
 from fdg_jax.options.fields import words
@@ -37,7 +37,7 @@ def has(name: str, config: Mapping[str, Any]) -> bool:
     if name in OF_CORRECTIONS:
         return bool({*correct} & {*field.by})
     if name in OF_MODELS:
-        return config["model"].startswith(field.by)
+        return models.is_known(config["model"]) and name in models.declared(config["model"])
     meant = {
         "b2": config["optimizer"] != "sgd",
         "warmup": config["lr_schedule"] == "paper",

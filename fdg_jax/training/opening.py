@@ -59,7 +59,8 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     """
     o, data, pipeline = job.options, job.dataset, job.pipeline
     asked = [f", {name}={getattr(o, name)}" for name in job.asked_for]
-    own = "".join(f", {name}={getattr(o, name)}" for name in models.declared(o.model))
+    changed = [name for name, option in models.declared(o.model).items() if getattr(o, name) != option.default]
+    own = "".join(f", {name}={getattr(o, name)}" for name in changed)
     blocks, auxiliary = len(job.partition.blocks), pipeline.auxiliary_parameter_count
     found = [
         f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",

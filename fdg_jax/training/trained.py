@@ -22,7 +22,7 @@ from fdg_jax import models, own_files, split, strict_json
 from fdg_jax.arrays import shown
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
-from fdg_jax.checkpoint.weights import HASH, Weights, load_weights, save_weights
+from fdg_jax.checkpoint.weights import HASH, Weights, is_ours, load_weights, save_weights
 from fdg_jax.checks.options import OF_DATA
 from fdg_jax.config import FIELDS, Config, model_options
 from fdg_jax.data import augment
@@ -36,7 +36,7 @@ from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.stages.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stages.precision import precision
-from fdg_jax.training import job, loop
+from fdg_jax.training import gpt2, job, loop
 from fdg_jax.training.job import Partition
 
 Variables = Mapping[str, Any]
@@ -450,7 +450,9 @@ class InitialWeights:
     """`--init-from RUN|FILE`: the weights and statistics that a new run begins with.
 
     Only the network's variables are taken, by the names of its blocks. So the other run may have had any K, split,
-    method, optimizer and version. Optimizer, learning rate and the order of the batches begin anew.
+    method, optimizer and version. Optimizer, learning rate and the order of the batches begin anew. A file of another
+    program has GPT-2's names (fdg_jax.training.gpt2); if its table of positions is longer than a block of the data, the
+    first positions are taken.
 
     about: the source of the weights and the sha256 of the parameters; for a run also the number of batches before
         (`step`) and whether the batches in flight had been used (`drained`). {} before `read`.
@@ -482,8 +484,8 @@ class InitialWeights:
         """
         try:
             if self.path.is_file() and self.which is None:  # the file may name no network
-                weights = load_weights(self.path)
-                found, about = weights.variables, {HASH: weights.about[HASH]}
+                found = load_weights(self.path).variables if is_ours(self.path) else gpt2.load(self.path, own)
+                about = {HASH: states.parameters_sha256([found.get("params", {})])}
             else:
                 trained, _ = read(self.path, self.which, as_it_ran=False)
                 found, about = trained.variables, {name: trained.about[name] for name in ("step", "drained", HASH)}
