@@ -30,7 +30,8 @@ IN_SUMMARY = (
 # Options that were added later; their defaults mean what runs did before. An older config.json lacks them.
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
-    *("hold_out", "init_from", "replicas", "tokens", "validation", "vocabulary", "token_dtype", "blocks", "final_rate"),
+    *("hold_out", "init_from", "replicas", "tensor", "fsdp", "tokens", "validation", "vocabulary", "token_dtype"),
+    *("blocks", "final_rate"),
 )
 
 

@@ -18,6 +18,7 @@ from fdg_jax.options.fields import spelled
 
 FLAGS = {
     "--K": 2, "--replicas": 1, "--beta": 1.0, "--method": "fdg", "--model": "resnet20", "--dataset": "auto",
+    "--tensor": 1, "--fsdp": False,
     "--data-dir": None, "--epochs": 300, "--batch-size": 128, "--learning-rate": 0.1, "--weight-decay": 5e-4,
     "--momentum": 0.9, "--seed": 0, "--steps": None, "--train-size": None, "--engine": "auto", "--weights": "stashed",
     "--order": "backward-first", "--accumulate": 1, "--accumulation": "sum", "--aux": "mlp-sr", "--conditional": True,
@@ -62,6 +63,8 @@ BAD = {
     "--run-dir run --resume auto --beta 0.5": "contradicts",
     "--K 0": "it must lie in [1, 10000]. Use 1 (plain BP)",
     "--K 99": "resnet20 has 11 blocks",
+    "--K 2 --fsdp": "--fsdp: weights are cut over the replicas of a stage, and it has one",
+    "--K 2 --tensor 2": "--tensor 2: the weights of resnet20 do not name their axes",
     "--K 2 --replicas 3": "--replicas 3: a batch of 128 cannot be cut over so many devices",
     "--bta 0.5": "Did you mean --beta?",
     "--K": "--K needs a value",

@@ -33,7 +33,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "models": ("errors", "options", "layers"),
     "transport": ("errors", "machine", "schedule"),
     "corrections": ("errors", "options"),
-    "stages": (*BELOW_STAGES, "corrections"),
+    "stages": (*BELOW_STAGES, "layers", "corrections"),
     "split": ("errors", "machine", "models", "stages"),
     "block_times": ("recipe", "machine", "layers", "stages", "split"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stages"),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fdg_jax.layers.axes import EMBED, HEADS, named
 from fdg_jax.layers.basic import Initializer, sum_dtype
 
 EPSILON_RMS = 1e-6
@@ -45,9 +46,10 @@ class LayerNorm(nn.Module):
         return plus_bias(self, y) if self.bias else y
 
 
-def plus_bias(module: nn.Module, y: jax.Array) -> jax.Array:
-    """y [..., features] plus the module's parameter `bias`, initially zero, whose gradient is a float32 sum."""
-    bias = module.param("bias", nn.initializers.zeros, (y.shape[-1],), jnp.float32)
+def plus_bias(module: nn.Module, y: jax.Array, axis: str | None = None) -> jax.Array:
+    """y [..., features] plus the module's parameter `bias`, initially zero, whose gradient is a float32 sum. axis: the
+    name of its axis."""
+    bias = module.param("bias", named(nn.initializers.zeros, axis), (y.shape[-1],), jnp.float32)
     return (y.astype(sum_dtype(y)) + bias).astype(y.dtype)
 
 
@@ -77,16 +79,21 @@ rms_norm.defvjp(_rms_forward, _rms_backward)
 
 
 class Dense(nn.Module):
-    """x times a matrix, plus a bias if asked for: [..., c] -> [..., features]. Flax's names: `kernel`, `bias`."""
+    """x times a matrix, plus a bias if asked for: [..., c] -> [..., features]. Flax's names: `kernel`, `bias`.
+
+    axes: the names of the matrix's axes (fdg_jax.layers.axes).
+    """
 
     features: int
     kernel_init: Initializer
     bias: bool = False
+    axes: tuple[str | None, str | None] = (None, None)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = product(x, self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32))
-        return plus_bias(self, y) if self.bias else y
+        draw = named(self.kernel_init, *self.axes)
+        y = product(x, self.param("kernel", draw, (x.shape[-1], self.features), jnp.float32))
+        return plus_bias(self, y, self.axes[1]) if self.bias else y
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -125,14 +132,14 @@ class CausalAttention(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         b, T, c = x.shape
         h, several = c // self.heads, self.kv_heads or self.heads
-        dense = Dense((self.heads + 2 * several) * h, self.kernel_init, self.bias, name="qkv")
+        dense = Dense((self.heads + 2 * several) * h, self.kernel_init, self.bias, (EMBED, HEADS), name="qkv")
         q, k, v = jnp.split(dense(x).reshape(b, T, -1, h), (self.heads, self.heads + several), axis=2)
         if self.qk_norm:
             q, k = RMSNorm(name="q_norm")(q), RMSNorm(name="k_norm")(k)
         if self.rotary:
             q, k = rotated(q), rotated(k)
         y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn" if is_fused(q) else "xla")
-        return Dense(c, self.out_init, self.bias, name="out")(y.reshape(b, T, c))
+        return Dense(c, self.out_init, self.bias, (HEADS, EMBED), name="out")(y.reshape(b, T, c))
 
 
 def is_fused(q: jax.Array) -> bool:

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
+from fdg_jax.layers.axes import EMBED, HIDDEN, VOCABULARY, named
 from fdg_jax.layers.sequence import CausalAttention, Dense, LayerNorm, RMSNorm
 from fdg_jax.options.fields import option, said
 
@@ -117,7 +118,7 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, tokens: jax.Array, train: bool) -> Any:
         normal = nn.initializers.normal(DEVIATION)
-        table = self.param("table", normal, (self.vocabulary, self.width), jnp.float32)
+        table = self.param("table", named(normal, VOCABULARY, EMBED), (self.vocabulary, self.width), jnp.float32)
         x = jnp.take(table, tokens, axis=0)
         if self.options.positions == "learned":
             x = x + self.param("positions", normal, (tokens.shape[1], self.width), jnp.float32)
@@ -149,13 +150,13 @@ class Layer(nn.Module):
         x = x + dropped(attention(norm(o, "attention_norm")(x)))
         y, gated = norm(o, "mlp_norm")(x), o.mlp == "swiglu"
         inner = HEAD * math.ceil(x.shape[-1] / 12) if gated else 4 * x.shape[-1]  # 8/3 of the width, rounded up
-        y = Dense((1 + gated) * inner, normal, o.biases, name="wide")(y)
+        y = Dense((1 + gated) * inner, normal, o.biases, (EMBED, HIDDEN), name="wide")(y)
         if gated:
             gate, y = jnp.split(y, 2, axis=-1)
             y = jax.nn.silu(gate) * y
         else:
             y = getattr(jax.nn, o.mlp)(y)
-        y = Dense(x.shape[-1], ending, o.biases, name="narrow")(y)
+        y = Dense(x.shape[-1], ending, o.biases, (HIDDEN, EMBED), name="narrow")(y)
         x = x + dropped(y)
         return (x, *table) if table else x
 
@@ -173,7 +174,7 @@ class Head(nn.Module):
         if table:
             return x @ table[0].astype(x.dtype).T
         normal = nn.initializers.normal(DEVIATION)
-        return Dense(self.vocabulary, normal, name="scores")(x)
+        return Dense(self.vocabulary, normal, axes=(EMBED, VOCABULARY), name="scores")(x)
 
 
 def blocks(classes: int, *, layers: int, width: int, **options: Any) -> list[nn.Module]:

@@ -55,6 +55,14 @@ class Common:
         "numbers are those of one device, except for rounding.", metavar="R", inside="[1, 1000]",
         use="1 for one device a stage", group="method", free=True
     )
+    tensor: int = option(
+        1, "Devices of each replica of a stage of a transformer, K x R x T in all: heads and hidden units are cut over "
+        "them.", metavar="T", inside="[1, 1000]", use="1 for whole layers", group="method", free=True
+    )
+    fsdp: bool = option(
+        False, "Cut the weights of transformers, what their optimizer keeps, and waiting gradients over the replicas; "
+        "each stage gathers a layer's weights when it needs them.", group="method", free=True
+    )
     split: str | None = option(
         None, "Where to cut the network: paper (as the authors do), even (equal numbers of blocks), balanced (equal "
         "FLOPs), measured (equal block times on this device; another machine may cut elsewhere, which changes "

@@ -14,6 +14,7 @@ import jax
 from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, sentence
+from fdg_jax.layers.axes import naming
 from fdg_jax.machine import programs
 from fdg_jax.stages.functions import ComputeOptions, SownLosses, functions, init_variables, key_shape, split_variables
 from fdg_jax.stages.shapes import shape_of
@@ -112,7 +113,11 @@ class TracedModule(NamedTuple):
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
     # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-    boxed = programs.jit(lambda key, x: unfreeze(init_variables(module, key, compute.precision.example(x))))
+    def boxed(key, x):
+        with naming():
+            return unfreeze(init_variables(module, key, compute.precision.example(x)))
+
+    boxed = programs.jit(boxed)
     traced = boxed.trace(jax.eval_shape(jax.random.key, 0), x)
     sees_inputs = any(bits > 1 for bits in dependences(traced.jaxpr.jaxpr))  # the first argument is the key
     found = shape_of(traced.out_info)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from fdg_jax import block_times, corrections, data, methods, models, own_files, recipe, split
 from fdg_jax.api import Pipeline
@@ -24,6 +25,7 @@ from fdg_jax.checks.plan import Plan, of_config
 from fdg_jax.config import FIELDS, Config, model_options, run_length, values
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput, NoEffect
+from fdg_jax.layers.axes import EMBED, HEADS, HIDDEN
 from fdg_jax.machine import facts
 from fdg_jax.machine.output import say
 from fdg_jax.methods.interface import Method
@@ -84,6 +86,10 @@ def network_input(dataset: data.Source, batch_size: int) -> Any:
     """The shape and dtype of a batch as block 0 takes it, after the data set's transform (such as augmentation)."""
     stored = jax.ShapeDtypeStruct((batch_size, *dataset.shape), dataset.dtype)
     return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))
+
+
+# Which axes of a transformer's weights (fdg_jax.layers.axes) are cut over which axes of a stage's mesh.
+TENSOR, FSDP = ((HEADS, "tensor"), (HIDDEN, "tensor")), ((EMBED, "data"),)
 
 
 class Job(NamedTuple):
@@ -171,7 +177,7 @@ def built(
     """The job on loaded data. parts: the stages, if they are known. Raises BadInput."""
     method = methods.find(options.method)
     options, stage_devices, remark = choose_engine(options, method, peers)
-    first = stage_devices[0][0] if options.replicas > 1 else stage_devices[0]
+    first = stage_devices[0].devices.flat[0] if isinstance(stage_devices[0], Mesh) else stage_devices[0]
     streamed = isinstance(dataset, data.Stream)  # so the examples are never all on a device
     N, parts = len(dataset.train_inputs), parts or partition(options, dataset, first, peers)
     options = dataclasses.replace(
@@ -202,6 +208,7 @@ def built(
         loss=cross_entropy,
         optimizer=recipe.optimizer(options.optimizer, schedule, **values(options, OF_RECIPE)),
         devices=stage_devices,
+        axis_rules=[*TENSOR * (options.tensor > 1), *FSDP * options.fsdp],
         guard=True,
         preprocess=dataset.train_transform(options.seed),
         learning_rate=schedule,
@@ -291,20 +298,22 @@ def check_last_batch(options: Config, method: Method, N: int) -> None:
 
 
 def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tuple[Config, list[Any], str]:
-    """Returns the options with the engine settled, a device per stage, and a remark on the devices ("" if none is
-    needed).
+    """Returns the options with the engine settled, a device or a mesh per stage, and a remark on the devices ("" if
+    none is needed).
 
     Both engines get K CPU devices (on one core one, see `prepare_cpu`), though the delay line uses only one. XLA's pool
     has max(devices, cores) threads, and the number of threads that share a convolution decides how its sums are
     rounded. With equal pools the engines agree to the last bit.
     """
-    K, R = options.K, options.replicas
-    found, remark = devices.stage_devices(K, peers.processes == 1, R)
-    if R > 1:
-        if len(set(found)) < K * R:
-            raise BadInput(f"--K {K} --replicas {R} needs {K * R} devices; there are {len(set(found))}.")
+    K, R, T = options.K, options.replicas, options.tensor
+    found, remark = devices.stage_devices(K, peers.processes == 1, R * T)
+    if R * T > 1:
+        if len(set(found)) < len(found):
+            asked = f"--K {K} --replicas {R}{f' --tensor {T}' if T > 1 else ''}"
+            raise BadInput(f"{asked} needs {len(found)} devices; there are {len(set(found))}.")
+        meshes = [Mesh(of, ("data", "tensor")) for of in np.array(found, object).reshape(K, R, T)]
         engine = "pipeline" if options.engine == "auto" else options.engine
-        return dataclasses.replace(options, engine=engine), [found[k * R : (k + 1) * R] for k in range(K)], ""
+        return dataclasses.replace(options, engine=engine), meshes, ""
     why = ""
     if options.engine == "auto":
         why = reason_for_delay_line(options, method, found, shared=bool(remark))

@@ -186,7 +186,7 @@ def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
         if stage["memory_bytes"]:
             sends = f"; sends {stage['sends']}, {megabytes(stage['sends_bytes'])} MB" if stage["sends_bytes"] else ""
             sends += f", {megabytes(stage['sends_bytes'] // R)} MB of each" if sends and R > 1 else ""
-            each = "on each, " if R > 1 else ""
+            each = "on each, " if R * job.options.tensor > 1 else ""
             text.append(f"  memory   {each}{memory_words(stage['memory_bytes'])}{sends}")
     return text
 

@@ -251,10 +251,10 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     """
     if not joining.wanted:
         return Peers()
-    config, K, R = Path(options.run_dir or "") / run_files.CONFIG, options.K, options.replicas
+    config, sizes = Path(options.run_dir or "") / run_files.CONFIG, vars(options)
     if options.resume and config.is_file():
-        before = reading.config(config.parent)
-        K, R = before["K"], before.get("replicas", 1)
+        sizes = {**reading.config(config.parent), **{name: sizes[name] for name in given}}
+    K, R = sizes["K"], sizes.get("replicas", 1) * sizes.get("tensor", 1)
     coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
     if detect := coordinator == AUTO:
         coordinator, processes, process = transport.detected()
