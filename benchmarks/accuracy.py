@@ -2,9 +2,6 @@
 
     .venv/bin/python -m benchmarks.accuracy
     .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
-    .venv/bin/python -m benchmarks.accuracy --json rows.jsonl
-
-The last form adds each row to the file when it is measured. Given again, it goes on where it was stopped.
 
 XLA's CPU backend passes reductions and convolutions to the library YNNPACK, which in jaxlib 0.10.2 can compute rows
 wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training
@@ -19,13 +16,11 @@ fused with a matrix product (these can be wrong), and the most numbers that one 
 """
 
 import contextlib
-import json
 import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -36,7 +31,6 @@ import numpy as np
 import optax
 
 from benchmarks.harness import report
-from benchmarks.harness.children import say
 from fdg_jax import models, split
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
@@ -225,8 +219,8 @@ def measured(of: Wanted) -> dict[str, Any]:
         name: {part: worst(value, right[part]) for part, value in each.arrays.items()} for name, each in found.items()
     }
     reduced = {name: each._asdict() for name, each in found["as a stage"].fused.items()}
-    row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
-    return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **report.machine()}
+    about = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib")}
+    return {**of._asdict(), "differences": differences, "fusions": reduced, **about}
 
 
 def table(rows: report.Rows, given: report.Given) -> str:
@@ -244,36 +238,20 @@ def table(rows: report.Rows, given: report.Given) -> str:
     return "\n\n".join([report.table(exactness, differences), report.table(counted, fused), about])
 
 
-def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
-    """The rows in a file of --json that were measured with this code and jaxlib on this processor."""
-    if path in (None, "-"):
-        return {}
-    about = report.machine()
-    here = {name: about[name] for name in ("cpu", "commit")}
-    here |= {"benchmark": "accuracy", "jaxlib": metadata.version("jaxlib")}
-    rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
-    return {Wanted(row["model"], row["batch"], row["size"]): row for row in rows if here.items() <= row.items()}
-
-
 def parser() -> report.Parser:
     made = report.parser("accuracy", __doc__)
     made.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH:SIZE", help="(default: all)")
     return made
 
 
-def results(given: report.Given) -> list[dict[str, Any]]:
+def results(given: report.Given) -> Iterator[dict[str, Any]]:
     asked = [wanted(text) for text in given.models]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
     compile_cache.enable()
-    rows = known(given.json)
     for number, of in enumerate(asked, 1):
-        told = "in the file already" if of in rows else "measured now"
-        say(f"{of.model} ({number} of {len(asked)}), batch {of.batch}, {of.size} x {of.size}: {told}")
-        if of not in rows:
-            rows[of] = measured(of)
-            report.append([rows[of]], given.json)
-    return [rows[of] for of in asked]
+        report.say(f"{of.model} ({number} of {len(asked)}), batch {of.batch}, {of.size} x {of.size}")
+        yield measured(of)
 
 
-main = report.run(__name__, parser, results, table, appended=True)
+main = report.run(__name__, parser, results, table)

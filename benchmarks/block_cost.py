@@ -162,8 +162,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     rows = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
-    about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
-    where = {**report.here(), "cores": facts.usable_cores()}
+    about = {name: getattr(given, name) for name in ("model", "batch_size", "rounds")} | {"cores": facts.usable_cores()}
     unit = models.takes(given.model)
     units = given.batch_size * (LENGTH if unit == "tokens" else 1)
     made = []
@@ -176,7 +175,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
             "closure_megabytes": round(rows[row].closure_bytes / 1e6, 1),
         }
         last = {"share_percent": 100 * both / total} if given.blocks else {"gain_percent": 100 * (first / both - 1)}
-        made.append({**about, "row": row, **costs, **{name: round(each, 1) for name, each in last.items()}, **where})
+        made.append({**about, "row": row, **costs, **{name: round(each, 1) for name, each in last.items()}})
     return made
 
 
@@ -191,11 +190,8 @@ def table(rows: report.Rows, given: report.Given) -> str:
         "kept in between MB": "{closure_megabytes:.1f}",
         **last,
     }
-    about = (
-        f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
-        f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, {report.versions(one)}."
-    )
-    return f"{report.table(columns, rows)}\n\n{about}"
+    about = f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
+    return report.table(columns, rows, f"{about}{report.place(one, one['cores'])}, {report.versions(one)}.")
 
 
 def parser() -> report.Parser:
@@ -204,4 +200,4 @@ def parser() -> report.Parser:
     return made
 
 
-main = report.run(__name__, parser, results, table)
+main = report.run(__name__, parser, results, table, report.here)

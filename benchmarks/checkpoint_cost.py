@@ -26,11 +26,11 @@ import jax
 import numpy as np
 
 from benchmarks.harness import report
-from benchmarks.harness.children import ChildFailed, say
+from benchmarks.harness.bench_worker import Trainer
+from benchmarks.harness.children import ChildFailed
+from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import back_and_forth
 from fdg_jax.checkpoint import run_checkpoints
-from fdg_jax.checks import options as checks
-from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.training import job as jobs
@@ -72,7 +72,7 @@ def measure(job: jobs.Job, batches: int, windows: int, root: Path) -> dict[str, 
     for turn, name in back_and_forth(windows, list(sides)):
         with not_flushed() if name == NOT_FLUSHED else contextlib.nullcontext():
             found[name].append(window(job, indices, sides[name], root))
-        say(f"turn {turn + 1} of {windows}, {name}: {indices.size / found[name][-1][0]:.1f} images/s")
+        report.say(f"turn {turn + 1} of {windows}, {name}: {indices.size / found[name][-1][0]:.1f} images/s")
     return found
 
 
@@ -85,13 +85,11 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     batches = given.batches or -(-CIFAR // given.batch_size)
     if batches < EVERY:
         raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
-    asked = {name: getattr(given, name) for name in ("model", "batch_size", "K", "method")}
-    options = Config(**asked, dataset="synthetic", learning_rate=0.01, epochs=1)
-    checks.check(options, frozenset())
-    checks.check_names(options)
+    asked = {name: getattr(given, name) for name in ("method", "K", "model", "batch_size")}
+    side = Side("trained", **asked, cores=given.K, engine="auto")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = measure(jobs.prepare(options), batches, given.windows, Path(folder))
+            found = measure(Trainer(side).job, batches, given.windows, Path(folder))
         except run_checkpoints.SaveFailed as error:
             raise ChildFailed(str(error)) from None
         files = [file for file in run_checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
@@ -100,7 +98,6 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     speeds = {name: [batches * given.batch_size / seconds for seconds, _ in turns] for name, turns in found.items()}
     return [
         {
-            "benchmark": "checkpoint_cost",
             "checkpoints": name,
             "checkpoints_per_window": found[name][0][1],
             "images_per_second": report.median(speeds[name], 2),
@@ -109,7 +106,6 @@ def results(given: report.Given) -> list[dict[str, Any]]:
             "ratio_windows": report.over(speeds[name], speeds["none"], 4),
             "goal": GOALS.get(name),
             **about,
-            **report.machine(),
         }
         for name in found
     ]
@@ -127,10 +123,9 @@ def table(rows: report.Rows, given: report.Given) -> str:
     about = (
         f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
         f"{one['batches_per_window']} batches a side in turns: median (least to most). A checkpoint has "
-        f"{given.megabytes:.1f} MB. {one['cpu']}, {one['machine_cores']} cores, JAX {one['jax']}, commit "
-        f"{one['commit']}."
+        f"{given.megabytes:.1f} MB. {report.place(one)}, JAX {one['jax']}, commit {one['commit']}."
     )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    return report.table(COLUMNS, rows, about)
 
 
 def parser() -> report.Parser:

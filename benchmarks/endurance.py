@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.harness import report, side_specs
-from benchmarks.harness.children import say
 from benchmarks.harness.turns import Worker
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
@@ -60,8 +59,8 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         parts = measure(warm_up(worker), cores, given)
         for ticks in range(given.every, given.ticks + 1, given.every):
             found = next(parts)
-            rows.append({"benchmark": "endurance", **worker.about, "ticks": ticks, **found, **report.machine()})
-            say(f"{ticks} of {given.ticks} ticks: {found['images_per_second']:.1f} images/s")
+            rows.append({**worker.about, "ticks": ticks, **found})
+            report.say(f"{ticks} of {given.ticks} ticks: {found['images_per_second']:.1f} images/s")
     return rows
 
 
@@ -123,10 +122,10 @@ def table_of_processes(rows: report.Rows, given: report.Given) -> str:
     about = (
         f"Medians over a quarter of {len(rows)} rows, one after every {given.every:,} of {given.ticks:,} ticks; "
         f"{report.spread(speeds, 1)} images/s. {given.model}, {given.method}, K={one['K']} in {given.processes} "
-        f"processes, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. {one['cpu']}, "
-        f"{one['machine_cores']} cores, {report.versions(one)}."
+        f"processes, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. {report.place(one)}, "
+        f"{report.versions(one)}."
     )
-    return f"{report.table(columns, range(given.processes))}\n\n{about}"
+    return report.table(columns, range(given.processes), about)
 
 
 COLUMNS: dict[str, report.Cell] = {
@@ -144,9 +143,9 @@ def table(rows: report.Rows, given: report.Given) -> str:
     about = (
         f"The last rows are {change(rows):.3f} times as fast as the first (medians of up to three), each beside a new "
         f"process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
-        f"ticks of warm-up, {TURNS} turns a row. {one['cpu']}, {one['machine_cores']} cores, {report.versions(one)}."
+        f"ticks of warm-up, {TURNS} turns a row. {report.place(one)}, {report.versions(one)}."
     )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    return report.table(COLUMNS, rows, about)
 
 
 def parser() -> report.Parser:

@@ -38,7 +38,6 @@ from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.engine import host_engine
 from fdg_jax.engine.host_loop import HostLoop
-from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache
 from fdg_jax.methods import fdg
 from fdg_jax.recipe import paper_sgd
@@ -47,6 +46,7 @@ from fdg_jax.stages.stage import Stage
 from fdg_jax.training.job import cross_entropy
 from fdg_jax.transport import devices
 
+IMAGE = 8  # pixels a side
 GPU_STAGE_MICROSECONDS = 1000.0  # an assumed GPU that runs a stage (F, B and U of one tick) in 1 ms
 
 
@@ -101,9 +101,9 @@ def as_one(stage: Stage) -> Callable[..., Any]:
 class Small:
     """The model's pipeline on tiny images, filled. packs: whether arrays are packed."""
 
-    def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int, packs: bool = True):
+    def __init__(self, model: str, K: int, cut: str, batch_size: int, packs: bool = True):
         meta = synthetic.load()
-        self.images, self.labels = meta.train_images[:256, :size, :size], meta.train_labels[:256]
+        self.images, self.labels = meta.train_images[:256, :IMAGE, :IMAGE], meta.train_labels[:256]
         blocks = models.blocks(model, meta.classes)
         self.K, self.row, self.leaves = K, np.arange(batch_size), dict[int, Leaves]()
         stages, transform = split.stages(blocks, split.parse(cut, model, K, len(blocks))), train_transform(meta, 0)
@@ -201,10 +201,10 @@ def loop_microseconds(K: int, ticks: int) -> float:
 
 def measure(model: str, K: int, packing: str, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage, then a row for the tick."""
-    small = Small(model, K, given.split, given.batch_size, given.image_size, packing == "on")
+    small = Small(model, K, given.split, given.batch_size, packing == "on")
     whole, entry = small.ticks(given.ticks)
     calls, programs = small.calls(given.ticks), small.programs(given.ticks)
-    about = {"benchmark": "host_cost", "model": model, "K": K, "packing": packing}
+    about = {"model": model, "K": K, "packing": packing}
     rows = []
     for k in range(1, K + 1):
         leaves = {f"{what}_leaves": value for what, value in small.leaves[k]._asdict().items()}
@@ -236,7 +236,7 @@ def fits(rows: report.Rows) -> list[dict[str, Any]]:
         leaves, costs = np.array([(row[f"{what}_leaves"], row[f"{what}_microseconds"]) for row in stages]).T
         if len(set(leaves)) > 1:  # else no line can be fitted
             each, fixed = np.polyfit(leaves, costs, 1)
-            about = {"benchmark": "host_cost", "row": "fit", "what": what, "calls": len(stages)}
+            about = {"row": "fit", "what": what, "calls": len(stages)}
             costs = {"fixed_microseconds": round(float(fixed), 1), "leaf_microseconds": round(float(each), 2)}
             found.append({**about, **costs})
     return found
@@ -263,9 +263,8 @@ def table(rows: report.Rows, given: report.Given) -> str:
     about = (
         f"The shares are of a tick on GPUs that take 1 ms for a stage's F, B and U. "
         f"Lines through the calls, µs + µs an array in and out: {shown or 'none'}. "
-        f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {given.image_size}x{given.image_size}, "
-        f"split {given.split}. Devices {one['device']}; {one['cpu']}, {one['machine_cores']} cores, "
-        f"{report.versions(one)}."
+        f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {IMAGE}x{IMAGE}, "
+        f"split {given.split}. Devices {one['device']}; {report.place(one)}, {report.versions(one)}."
     )
     return "\n\n".join([report.table(STAGES, stages), report.table(TICKS, ticks), about])
 
@@ -275,20 +274,16 @@ def parser() -> report.Parser:
     made = report.parser("host_cost", __doc__, **usual)
     told = "whether small arrays are packed into one (default on)"
     made.add_argument("--packing", choices=["on", "off"], nargs="+", default=["on"], help=told)
-    told = "pixels a side, at most 32 (default 8)"
-    made.add_argument("--image-size", type=report.positive, default=8, help=told)
     return made
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
-    if not 8 <= given.image_size <= 32:
-        raise BadInput(f"--image-size {given.image_size}: images are cut out of images of 32 pixels. Use 8 to 32.")
     devices.emulate_cpu(max(given.K))
     compile_cache.enable()
     rows = [row for model in given.model for K in given.K for packing in given.packing
             for row in measure(model, K, packing, given)]  # fmt: skip
-    where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **report.here()}
+    where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": IMAGE}
     return [{**row, **where} for row in [*rows, *fits(rows)]]
 
 
-main = report.run(__name__, parser, results, table)
+main = report.run(__name__, parser, results, table, report.here)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import report, side_specs
-from benchmarks.harness.children import say
 from benchmarks.harness.report import median, over, rounded
 from benchmarks.harness.turns import Worker, started, take_turns
 from benchmarks.peers import sides as peers
@@ -42,7 +41,6 @@ def speed_row(worker: Worker, speeds: Sequence[float]) -> dict[str, Any]:
         "core_percent": [median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)],
         "others_percent": median(worker.column("others_percent"), 1),
         "core_numbers": worker.cores,
-        **report.machine(),
     }
 
 
@@ -50,7 +48,6 @@ def row(worker: Worker, first: Worker, given: report.Given) -> dict[str, Any]:
     speeds = worker.column("images_per_second")
     ratios = over(speeds, first.column("images_per_second"))
     return {
-        "benchmark": "images_per_second",
         **speed_row(worker, speeds),
         "windows": given.windows,
         "seconds": given.seconds,
@@ -101,7 +98,7 @@ def about_machine(rows: report.Rows) -> str:
     """The last sentences below a table of speeds."""
     one = rows[0]
     pages = "on" if one["huge_pages"] else "off"
-    where = f"{one['cpu']}, {one['machine_cores']} cores, {versions(rows)}, huge pages {pages}, commit {one['commit']}."
+    where = f"{report.place(one)}, {versions(rows)}, huge pages {pages}, commit {one['commit']}."
     return f"{where} {report.disturbed(rows)}"
 
 
@@ -179,11 +176,11 @@ def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
         raise BadInput(f"{fact}. Name one of them.")
     sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
     side_specs.check(sides, len(side_specs.cores_available()))
-    if given.memory and (other := next((side for side in sides if side.worker != side_specs.OUR_WORKER), None)):
+    if given.memory and (other := next((side for side in sides if side.worker != side_specs.Side.worker), None)):
         raise BadInput(f"--memory counts JAX's arrays of one process. Leave it or side {other.name} out.")
     sides, given.missing = peers.available(sides, given.python)
     for sentence in given.missing:
-        say(sentence)
+        report.say(sentence)
     if given.also_over not in (None, *(side.name for side in sides)):
         raise BadInput(f"--also-over {given.also_over} is missing here. Leave it out.")
     return sides

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import report, side_specs
-from benchmarks.harness.children import say
 from benchmarks.harness.paper_speeds import SPEEDS
 from benchmarks.harness.turns import back_and_forth
 from fdg_jax.data.stream import AHEAD, Loader, Stream, TrainBatches
@@ -110,7 +109,7 @@ def measure(source: Stream, cores: Sequence[int], given: report.Given) -> dict[s
     for turn, name in back_and_forth(given.windows, list(sides)):
         with pinned(cores[: cores_of(name)]):
             found[name].append(sides[name]())
-        say(f"turn {turn + 1} of {given.windows}, {name}: {found[name][-1]:.1f} images/s")
+        report.say(f"turn {turn + 1} of {given.windows}, {name}: {found[name][-1]:.1f} images/s")
     return found
 
 
@@ -129,14 +128,14 @@ def table(made: report.Rows, given: report.Given) -> str:
     about = (
         f"Images 224x224 of JPEGs of {one['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
         f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {one['device']}; "
-        f"{one['cpu']}, {one['machine_cores']} cores, commit {one['commit']}."
+        f"{report.place(one)}, commit {one['commit']}."
     )
     if each := max((row["images_per_second"] / row["cores"] for row in made[1:]), default=0.0):
         about += (
             f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "
             f"needs {math.ceil(PAPER / each)} such cores."
         )
-    return f"{report.table(COLUMNS, made)}\n\n{about}"
+    return report.table(COLUMNS, made, about)
 
 
 def parser() -> report.Parser:
@@ -171,7 +170,6 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     first, about = found[given.model], {"file_bytes": round(size), "device": jax.devices()[0].platform}
     return [
         {
-            "benchmark": "loader",
             "side": side,
             "cores": cores_of(side),
             "batch_size": given.batch_size,
@@ -180,7 +178,6 @@ def results(given: report.Given) -> list[dict[str, Any]]:
             "over_demand": report.median(report.over(speeds, first), 3),
             "over_demand_windows": report.over(speeds, first, 3),
             **about,
-            **report.machine(),
         }
         for side, speeds in found.items()
     ]

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import hosts, machines, report, side_specs, wire_probe
-from benchmarks.harness.children import say
 from benchmarks.harness.joined import COORDINATOR, HOSTS
 from benchmarks.harness.report import median, rounded
 from benchmarks.harness.side_specs import Side
@@ -47,6 +46,7 @@ NETWORKS = (
 )  # fmt: skip
 PORT = 1234  # at which process 0 listens on its host
 STREAM_BYTES = 2**24
+SETTLE, TRIES = 6, 3  # batches after a change that do not count; messages that are timed alone in a turn
 BOUND_PERCENT = 10.0  # the goal for the prediction's error
 LARGE = {
     "net.ipv4.tcp_congestion_control": "reno",
@@ -95,13 +95,13 @@ def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any
     """A window on a network, and its predictions."""
     side, schedule = worker.side, side_specs.schedule_of(worker.side)
     there.become(link)
-    worker.ask({"run": given.settle})
+    worker.ask({"run": SETTLE})
     before = there.relay_seconds()
     worker.window()
     window = worker.windows[-1]
     relay = 100 * (there.relay_seconds() - before) / (side.cores * window["seconds"])
     bytes_of, seconds = dict[tuple[str, int], float](), dict[tuple[str, int], float]()
-    for what, _, to, size, tries in worker.ask({"messages": given.tries})["messages"]:
+    for what, _, to, size, tries in worker.ask({"messages": TRIES})["messages"]:
         bytes_of[what, to + 1] = size  # stage k is in process k - 1
         seconds[what, to + 1] = statistics.median(tries)
     of_link = predict(schedule, machine(timed, side, link, bytes_of)).seconds
@@ -121,7 +121,6 @@ def row(
     measured, kernel = column["images_per_second"], Path("/proc/sys/net/ipv4/tcp_congestion_control")
     system = kernel.read_text(encoding="utf-8").strip()
     return {
-        "benchmark": "network",
         **worker.about,
         "network": text,
         "latency_seconds": link.latency_seconds,
@@ -142,7 +141,6 @@ def row(
         "stream_bytes_per_second": probe["bytes_per_second"],
         "relay_percent": median(column["relay_percent"], 1),
         "others_percent": median(column["others_percent"], 1),
-        **report.machine(),
     }
 
 
@@ -172,19 +170,19 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
             probes[text] = wire_probe.measured(inside[:2], there.addresses[1], STREAM_BYTES)
         there.become(Link())
         meeting = {HOSTS: json.dumps(inside), COORDINATOR: f"{there.addresses[0]}:{PORT}"}
-        say(f"{side.name}: compiling, on {given.K} hosts")
+        report.say(f"{side.name}: compiling, on {given.K} hosts")
         with Worker(side, cores, meeting) as worker:
             worker.ready().batches = given.steps
             turns: dict[str, list[Turn]] = {text: [] for text in links}
             for number in range(given.rounds):
                 there.become(Link())
-                worker.ask({"run": given.settle})
+                worker.ask({"run": SETTLE})
                 timed = worker.time_operations(given.batches)
                 for text, link in links.items() if number % 2 == 0 else reversed(links.items()):
                     found = turn(there, worker, link, timed, given)
                     turns[text].append(found)
                     about = f"measured {found.images_per_second:.1f}, predicted {found.link:.1f}, {found.messages:.1f}"
-                    say(f"turn {number + 1} of {given.rounds}, {text}, images/s: {about}")
+                    report.say(f"turn {number + 1} of {given.rounds}, {text}, images/s: {about}")
             return [row(text, links[text], worker, turns[text], probes[text], given) for text in links]
 
 
@@ -215,10 +213,10 @@ def table(found: report.Rows, given: report.Given) -> str:
         f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
         f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); n = {one['rounds']} "
         f"windows of {one['batches_per_window']} batches: median (least to most), the ratios within a turn. "
-        f"{one['cpu']}, {one['machine_cores']} cores, {report.versions(one)}. The relay took at most "
+        f"{report.place(one)}, {report.versions(one)}. The relay took at most "
         f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
     )
-    return f"{report.table(columns, found)}\n\n{about}"
+    return report.table(columns, found, about)
 
 
 def parser() -> report.Parser:
@@ -228,8 +226,6 @@ def parser() -> report.Parser:
     networks = f"none, or <latency>,<bandwidth> such as 10ms,1Gbit/s; without latency 0 (default {' '.join(NETWORKS)})"
     add("--networks", nargs="+", default=list(NETWORKS), metavar="LINK", help=networks)
     add("--windows", choices=list(WINDOWS), default="large", help="TCP's: large (default) or this system's")
-    add("--settle", type=report.positive, default=6, help="batches after a change that do not count (default 6)")
-    add("--tries", type=report.positive, default=3, help="messages that are timed alone in a turn (default 3)")
     return made
 
 

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.harness.children import say
-from benchmarks.harness.report import append, machine
+from benchmarks.harness.report import append, machine, say
 from fdg_jax.errors import BadInput
 from fdg_jax.options.parser import Parser
 
@@ -60,7 +59,7 @@ def run(line: str, file: Path) -> bool:
         return False
     record = {"benchmark": "readme", "printed_by": line, "text": done.stdout, "seconds": round(took, 1)}
     record |= {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "commit": machine()["commit"]}
-    append([record], str(file))
+    append(record, str(file))
     return True
 
 

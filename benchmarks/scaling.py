@@ -136,7 +136,6 @@ def paper_rows(network: Network, times: BlockTimes, of: Measures, links: Mapping
         found = {name: run(times, of, cuts, method.lower(), link) for name, link in links.items()}
         rows.append(
             {
-                "benchmark": "scaling",
                 "row": "table 7",
                 "network": network.label,
                 "K": K,
@@ -164,7 +163,7 @@ def scaling_rows(
     alone, rows = sum(times.F) + sum(times.B), []
     for order, K in product(ORDERS, network.Ks):
         cuts = split.balanced([f + b for f, b in zip(times.F, times.B, strict=True)], K) if K > 1 else ()
-        about = {"benchmark": "scaling", "row": "K", "network": network.label, "order": order, "K": K}
+        about = {"row": "K", "network": network.label, "order": order, "K": K}
         for name, link in links.items():
             found = run(times, of, cuts, "fdg", link, host, order=order)
             told = {"over_bp": alone / found.seconds, "reason": reason(found, cuts, times), "host_microseconds": host}

@@ -38,19 +38,17 @@ Only the border between two operations of a busy stage may be drawn late. All pr
 
 import json
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import children, gantt, report, side_specs
-from benchmarks.harness.children import say
-from benchmarks.harness.message_counts import Key, Message, together
-from benchmarks.harness.recording import events
+from benchmarks.harness.message_counts import SEEN
 from benchmarks.harness.turns import Worker, started, take_turns
-from benchmarks.harness.waiting import AWAY, WAITING, on_the_way, read, seconds_by_kind, waits
+from benchmarks.harness.waiting import AWAY, WAITING, events, on_the_way, read, seconds_by_kind, window
 from benchmarks.images_per_second import about_machine, side_columns, speed_row
 from benchmarks.peers import sides as peers
 from benchmarks.split import shares
-from benchmarks.timeline import window
 from fdg_jax import models
 from fdg_jax.data.sets import synthetic
 from fdg_jax.errors import BadInput
@@ -107,7 +105,7 @@ def compare(
     """
     first, recorded, late = list[Worker](), dict[str, Any](), list[list[float]]()
     for start in range(given.starts):
-        say(f"{sides[0].model}, start {start + 1} of {given.starts}")
+        report.say(f"{sides[0].model}, start {start + 1} of {given.starts}")
         with started(sides, cores) as workers:
             for worker in workers:  # a window that does not count
                 # Independent processes divide the batches among them.
@@ -145,7 +143,7 @@ def side_row(worker: Worker, bases: Mapping[str, Worker], given: report.Given) -
     """The row of a side. bases: the sides with which all are compared."""
     found = speeds(worker)
     over = {name: report.over(found, speeds(base), 4) for name, base in bases.items()}
-    about = {"benchmark": "several_processes", "rounds": given.rounds, "starts": given.starts, "over": over}
+    about = {"rounds": given.rounds, "starts": given.starts, "over": over}
     return {**speed_row(worker, found), **about}
 
 
@@ -159,9 +157,9 @@ def exchange_row(
         late: the delays in seconds with which their threads saw the ends of operations.
         drawn: the path of a picture; "": none.
     """
-    side, ticks, processes = joined.side, recorded["batches"], recorded["processes"]
+    side, ticks, processes = joined.side, recorded["processes"][0]["batches"], recorded["processes"]
     ended = [each for process in processes for each in read(process["ended"])]
-    everything = [*events(ended), *waits(ended)]
+    everything = events(ended)
     first = min(event.batch for event in everything if event.what == "enter") + ahead(side.K)
     inside, length = window(everything, first, first + given.steps - 1)
     if drawn:
@@ -189,7 +187,6 @@ def exchange_row(
         "late_microseconds": 1e6 * statistics.median(late),
         "late_microseconds_most": 1e6 * max(late),
         "picture": drawn,
-        **report.machine(),
     }  # fmt: skip
 
 
@@ -207,17 +204,13 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
 
     A kind that was only predicted, or only counted, has zeros for the other.
     """
-    counted: dict[Key, Message] = {}
-    for more in (Message(**each) for process in processes for each in process["counted"]):
-        counted[more[:3]] = together(counted, more)
-    predicted: dict[Key, Message] = {each[:3]: each for each in (Message(**e) for e in processes[0]["predicted"])}
-    found = []
-    for key in sorted(counted.keys() | predicted.keys()):
-        real, expected = counted.get(key, Message(*key)), predicted.get(key, Message(*key))
-        per_tick = {name: value / ticks for name, value in real._asdict().items() if name not in ("what", "k", "to")}
-        of_shapes = {"predicted": expected.sent, "predicted_bytes": expected.sent_bytes}
-        found.append({"what": key[0], "k": key[1], "to": key[2], **per_tick, **of_shapes})
-    return found
+    found = defaultdict[Any, Counter[str]](Counter)
+    numbers = [f"{seen}{of}" for seen in SEEN for of in ("", "_bytes")]
+    counted = [each for process in processes for each in process["counted"]]
+    for what, k, to, seen, size in [*processes[0]["predicted"] * ticks, *counted]:
+        found[what, k, to].update({seen: 1, f"{seen}_bytes": size})
+    return [{"what": what, "k": k, "to": to, **{name: each[name] / ticks for name in numbers}}
+            for (what, k, to), each in sorted(found.items())]  # fmt: skip
 
 
 def rows(given: report.Given) -> list[dict[str, Any]]:
@@ -233,12 +226,12 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
         report.folder(given.out)
     made = []
     for text in given.models:
-        say(f"{text}: measuring blocks")
+        report.say(f"{text}: measuring blocks")
         blocks = measured_blocks(**wanted(text), K=given.K, core=cores[0])
         cut = ",".join(map(str, blocks["cuts"])) if given.split == MEASURED else given.split
         sides, missing = peers.available(sides_of(text, given, cut), given.python)
         for sentence in missing:
-            say(sentence)
+            report.say(sentence)
         workers, recorded, late = compare(sides, cores, given)
         bases = {w.side.name: w for w in workers if w.side.name in (independent(given.K), ALONE)}
         made += [side_row(worker, bases, given) for worker in workers]
@@ -266,7 +259,7 @@ def speed_table(found: report.Rows, given: report.Given) -> str:
         f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal {GOAL}: "
         f"{'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
     )
-    return f"{report.table(columns, found)}\n\n{about}"
+    return report.table(columns, found, about)
 
 
 def message_table(row: Mapping[str, Any]) -> str:
@@ -278,7 +271,7 @@ def message_table(row: Mapping[str, Any]) -> str:
     carried = row["loopback_bytes_per_tick"]
     network = "" if carried is None else f" The loopback interface carried {carried:,.0f} B a tick, headers included."
     text = f"{row['model']}: bytes of one tick, in all messages of a kind; {number(content)} B together.{network}"
-    return f"{report.table(columns, row['messages'])}\n\n{text}"
+    return report.table(columns, row['messages'], text)
 
 
 def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
@@ -304,7 +297,7 @@ def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
         f"{row['late_microseconds_most']:.0f}). Alone on one core the stages' blocks take {parts} of a batch's time: "
         f"separate stages can be at most {row['bound_over_bp']:.2f} times as fast as BP."
     )
-    return f"{report.table(columns, body)}\n\n{text}"
+    return report.table(columns, body, text)
 
 
 def table(found: report.Rows, given: report.Given) -> str:

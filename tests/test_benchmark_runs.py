@@ -184,7 +184,7 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
 def test_a_side_of_several_processes_has_a_core_for_each_of_them():
     each = parse("fdg:processes=each:K=3")
     assert (each.K, each.cores, each.worker) == (3, 3, side_specs.JOINED)
-    assert parse("fdg:processes=one").worker == parse("fdg").worker == side_specs.OUR_WORKER
+    assert parse("fdg:processes=one").worker == parse("fdg").worker == side_specs.Side.worker
     copies = parse("delay-line:copies=3")
     assert (copies.cores, copies.copies, copies.worker) == (3, 3, side_specs.EACH_CORE)
 

@@ -110,9 +110,11 @@ def test_a_command_whose_output_nobody_reads_ends_quietly(words):
 
 def test_a_benchmark_keeps_its_rows_where_nobody_reads_its_table(tmp_path):
     file = tmp_path / "rows.jsonl"
+    parser, rows = report.parser("name", "About."), [{"seconds": 1.5}]
+    main = report.run("", lambda: parser, lambda given: rows, lambda rows, given: "a table", facts=dict)
     with contextlib.redirect_stdout(Failing(LOST[0])):
-        report.emit([{"seconds": 1.5}], "a table", str(file))
-    assert file.read_text() == '{"seconds": 1.5}\n'
+        assert main(["--json", str(file)]) == 0
+    assert file.read_text() == '{"benchmark": "name", "seconds": 1.5}\n'
 
 
 @pytest.mark.slow

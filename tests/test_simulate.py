@@ -33,13 +33,12 @@ def full(method, **options):
 
 def test_a_link_is_a_name_or_two_numbers_and_what_is_no_link_or_no_times_is_refused(tmp_path):
     for text, link in (
-        ("none", Link()), ("10,12.5", Link(1e-5, 1 / 12.5e9)), ("0,1+blocking", Link(0, 1e-9, overlaps=False)),
+        ("none", Link()), ("10,12.5", Link(1e-5, 1 / 12.5e9)), ("0,1", Link(0, 1e-9)),
         ("10ms,1Gbit/s", Link(1e-2, 8e-9)), ("1e2us,2GB/s", Link(1e-4, 5e-10)), ("7,250MB/s", Link(7e-6, 4e-9)),
-        ("pcie+blocking", machines.LINKS["pcie"]._replace(overlaps=False)),
+        ("pcie", machines.LINKS["pcie"]),
     ):  # fmt: skip
-        found = machines.link(text)
-        assert found[:2] == pytest.approx(link[:2]) and found.overlaps == link.overlaps  # units multiplied in floats
-    for text in ("", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "1,2,3", "1m,1", "1GB/s,1ms"):
+        assert machines.link(text) == pytest.approx(link)  # units multiplied in floats
+    for text in ("", "ethernet", "10", "10,0", "-1,3", "1,nan", "1,2,3", "1m,1", "1GB/s,1ms"):
         with pytest.raises(BadInput, match="--link"):
             machines.link(text)
     file = tmp_path / "times.json"
@@ -122,7 +121,7 @@ def flags(tmp_path):
 @pytest.mark.slow
 def test_simulate_says_what_a_network_between_two_processes_costs(flags, capsys, tmp_path):
     sides = ["fdg", "fdg:order=forward-first", "gpipe:micro_batches=2"]
-    network = ["--link", "1s,8Mbit/s", "--message-bytes", "2000000", "--processes", "2"]  # 1 s and 2 s of 2 MB
+    network = ["--link", "1s,1.31072Mbit/s", "--processes", "2"]  # 1 s and 2 s of 10 x 16 x 16 x 32 floats
     assert simulate.main([*flags, *sides, *network, "--json", str(tmp_path / "rows")]) == 0
     first, forward, gpipe = map(json.loads, (tmp_path / "rows").read_text().splitlines())
     # The loop of both stages and two messages: 15 + 6 s in two ticks, or in three, and then stage 1 takes longer.
@@ -132,7 +131,7 @@ def test_simulate_says_what_a_network_between_two_processes_costs(flags, capsys,
     assert forward["link_percent"] == {"1 to 2": 22.2, "2 to 1": 22.2}  # 2 of 9 s
     # Two parts with half the bytes each: 2 s in all.
     assert gpipe["link_percent"]["1 to 2"] == round(200 / (gpipe["milliseconds_per_batch"] / 1000), 1)
-    assert (first["processes"], first["link"]) == (2, "1s,8Mbit/s")
+    assert (first["processes"], first["link"]) == (2, "1s,1.31072Mbit/s")
     out = capsys.readouterr().out
     assert "| 10500.0 |" in out and "| 1 to 2: 22%, 2 to 1: 22% | 0% | stage |" in out
-    assert "link 1s,8Mbit/s (2 processes)" in out
+    assert "link 1s,1.31072Mbit/s (2 processes)" in out

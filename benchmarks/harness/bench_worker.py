@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.harness import live_bytes, operation_times
 from benchmarks.harness.hooks import around
-from benchmarks.harness.serving import clocked, serve
+from benchmarks.harness.serving import clocked
 from benchmarks.harness.side_specs import Side
 from fdg_jax.checks.plan import of_config
 from fdg_jax.config import Config
@@ -31,6 +31,7 @@ class Trainer:
     """The training command's own pipeline on synthetic images, with the options of the side."""
 
     peers = jobs.ALONE  # the processes that train together
+    prepare = staticmethod(compile_cache.enable)  # of its process, as in the training command
 
     def __init__(self, side: Side):
         options = Config(
@@ -60,6 +61,13 @@ class Trainer:
     def prepare_cpu(self, side: Side) -> None:
         """Sets threads and CPU devices before JAX starts, like the training command."""
         jobs.prepare_cpu()
+
+    @property
+    def engine(self) -> host_engine.HostEngine:
+        """The engine, where it is the host's."""
+        engine = self.job.pipeline.engine
+        assert isinstance(engine, host_engine.HostEngine)
+        return engine
 
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed. If a dispatch takes many batches (the delay
@@ -167,8 +175,3 @@ def open_files() -> int | None:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
         return None
-
-
-if __name__ == "__main__":
-    compile_cache.enable()  # as in the training command
-    sys.exit(serve(Trainer))

@@ -7,22 +7,20 @@ the device.
 import dataclasses
 import math
 import os
-import sys
 from typing import Any
 
 from benchmarks.harness.ranks import Ranks
-from benchmarks.harness.serving import serve
-from benchmarks.harness.side_specs import OUR_WORKER, Side
+from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import Worker
 
 
-class EachCore(Ranks):
+class Trainer(Ranks):
     """Trainers that train at the same time. `batches` is the total. It is shared out evenly and rounded up."""
 
     def __init__(self, side: Side):
         cores = sorted(os.sched_getaffinity(0))
         shares = [cores] * side.copies if side.device == "gpu" else [[core] for core in cores]
-        alone = dataclasses.replace(side, cores=len(shares[0]), copies=1, worker=OUR_WORKER, xla="")
+        alone = dataclasses.replace(side, cores=len(shares[0]), copies=1, worker=Side.worker, xla="")
         # The other processes inherit the XLA flags from this process's environment.
         super().__init__([Worker(alone, share) for share in shares])
 
@@ -30,7 +28,3 @@ class EachCore(Ranks):
         share, n = math.ceil(batches / len(self.children)), len(self.children)
         window, answers = self.window(share)
         return window | {"batches": share * n, "each_seconds": [each["seconds"] for each in answers]}
-
-
-if __name__ == "__main__":
-    sys.exit(serve(EachCore))

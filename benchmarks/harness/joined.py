@@ -5,13 +5,12 @@ This process only starts the others and answers for all. It sleeps while they tr
 
 import json
 import os
-import sys
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.ranks import Ranks, of_stages
-from benchmarks.harness.serving import serve
 from benchmarks.harness.side_specs import Side
 from fdg_jax.machine.ports import hold_port
 
@@ -20,7 +19,7 @@ COORDINATOR = "FDG_JAX_COORDINATOR"  # in the environment of a rank: where rank 
 HOSTS = "FDG_JAX_HOSTS"  # in this process's environment: as JSON, the words in front of a command on each host, if any
 
 
-class Joined(Ranks):
+class Trainer(Ranks):
     """K processes of one pipeline that answer as one. With HOSTS and COORDINATOR they are on these hosts
     (benchmarks.harness.hosts), each with a network of its own; else all are on this host."""
 
@@ -31,22 +30,21 @@ class Joined(Ranks):
             meeting[COORDINATOR], self.held = hold_port(HOST)
         super().__init__(of_stages("benchmarks.harness.joined_process", side, {**os.environ, **meeting}, hosts))
 
-    def memory(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches. `processes` has the live arrays of each process afterwards."""
-        start = time.perf_counter()
-        return {"processes": self.ask({"memory": batches}), "seconds": time.perf_counter() - start}
+    def each(self, what: str, batches: int) -> dict[str, Any]:
+        """Asks every process. `processes` has their answers, in the order of the ranks.
 
-    def recorded(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches. `processes` has the recording of each process, in the order of the ranks.
-
-        loopback_bytes: the bytes on the loopback interface meanwhile, of all programs, with headers; None if the system
-            does not say.
+        seconds: until the last answer. loopback_bytes: the bytes on the loopback interface meanwhile, of all programs,
+            with headers; None if the system does not say.
         """
-        before = loopback_bytes()
-        found = self.ask({"recorded": batches})
-        after = loopback_bytes()
+        before, start = loopback_bytes(), time.perf_counter()
+        found = self.ask({what: batches})
+        seconds, after = time.perf_counter() - start, loopback_bytes()
         carried = None if before is None or after is None else after - before
-        return {"batches": batches, "loopback_bytes": carried, "processes": found}
+        return {"processes": found, "seconds": seconds, "loopback_bytes": carried}
+
+    memory = partialmethod(each, "memory")
+    recorded = partialmethod(each, "recorded")
+    lateness = partialmethod(each, "lateness")
 
     def operations(self, batches: int) -> dict[str, Any]:
         """The time of each operation, merged from the processes, each of which has those of its own stages."""
@@ -69,10 +67,6 @@ class Joined(Ranks):
             found.append([*kinds[0][:4], seconds])
         return {"messages": found}
 
-    def lateness(self, tries: int) -> dict[str, Any]:
-        """The delay in seconds with which each process sees an end: see benchmarks.harness.recording."""
-        return {"processes": [each["late"] for each in self.ask({"lateness": tries})]}
-
 
 def loopback_bytes() -> int | None:
     """The bytes that this machine has sent to itself over the network so far; None if the system does not say."""
@@ -81,7 +75,3 @@ def loopback_bytes() -> int | None:
     except OSError:
         return None
     return next((int(line.partition(":")[2].split()[8]) for line in lines if line.strip().startswith("lo:")), None)
-
-
-if __name__ == "__main__":
-    sys.exit(serve(Joined))

@@ -16,12 +16,10 @@ import numpy as np
 import fdg_jax
 from benchmarks.harness import bench_worker, message_counts
 from benchmarks.harness.joined import COORDINATOR
-from benchmarks.harness.ranks import RANK, pin
 from benchmarks.harness.recording import Recording, lateness, quick_threads
-from benchmarks.harness.serving import serve
-from benchmarks.harness.side_specs import ONE_THREAD, Side
-from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.machine import compile_cache
+from benchmarks.harness.serving import RANK
+from benchmarks.harness.side_specs import Side
+from fdg_jax.training import job as jobs
 from fdg_jax.training.processes import JoinedPeers
 from fdg_jax.transport.across_processes import copy, put
 from fdg_jax.transport.devices import is_here
@@ -37,9 +35,7 @@ class Trainer(bench_worker.Trainer):
     def prepare_cpu(self, side: Side) -> None:
         """Joins the other processes. On the one core no operation is split over threads, as in a process for all
         stages."""
-        given = os.environ.get("XLA_FLAGS", "")
-        if ONE_THREAD.partition("=")[0] not in given:
-            os.environ["XLA_FLAGS"] = f"{given} {ONE_THREAD}".strip()
+        jobs.prepare_cpu(one_core=True)
         fdg_jax.join_processes(os.environ[COORDINATOR], int(os.environ[RANK]), side.K, side.K)
         self.peers = JoinedPeers(int(os.environ[RANK]), side.K, math.inf, Notices())  # else each has all stages
 
@@ -49,11 +45,9 @@ class Trainer(bench_worker.Trainer):
         Returns: `ended` (each dispatch of this process, with the time when its end was seen), `counted` (its messages),
             `predicted` (the messages of all processes, from their shapes), processor seconds and the window's times.
         """
-        engine = self.job.pipeline.engine
-        assert isinstance(engine, HostEngine)
         before = os.times()
-        with message_counts.counting(engine) as counts, quick_threads():
-            recording = Recording(engine)
+        with message_counts.counting(self.engine) as counted, quick_threads():
+            recording = Recording(self.engine)
             window = self.run(batches)
             ended = recording.stop()
         after = os.times()
@@ -62,8 +56,8 @@ class Trainer(bench_worker.Trainer):
             "user_seconds": after.user - before.user,
             "system_seconds": after.system - before.system,
             "ended": ended,
-            "counted": [each._asdict() for each in counts.values()],
-            "predicted": [each._asdict() for each in message_counts.predicted(engine)],
+            "counted": counted,
+            "predicted": message_counts.predicted(self.engine),
         }
 
     def messages(self, tries: int) -> dict[str, Any]:
@@ -72,21 +66,25 @@ class Trainer(bench_worker.Trainer):
         Returns: `messages`, for each kind [what, k, to, bytes, this process's end of it ("sent", "arrived" or neither),
             the times at this end].
         """
-        engine = self.job.pipeline.engine
-        assert isinstance(engine, HostEngine)
-        found: list[list[Any]] = []
-        for each in message_counts.predicted(engine):
-            if each.what not in (message_counts.LOSS, message_counts.REFUSED):
-                source = engine.problem.places[each.k - 1].device
-                target = next(p.device for p in engine.problem.places if p.device.process_index == each.to)
-                size = each.sent_bytes // each.sent
-                found.append([each.what, each.k, each.to, size, *sent_alone(source, target, size, tries)])
+        places, found = self.engine.problem.places, list[list[Any]]()
+        kinds = {each[:3]: each.size for each in message_counts.predicted(self.engine)}
+        for (what, k, to), size in sorted(kinds.items()):
+            if what not in (message_counts.LOSS, message_counts.REFUSED):
+                target = next(place.device for place in places if place.device.process_index == to)
+                found.append([what, k, to, size, *sent_alone(places[k - 1].device, target, size, tries)])
         return {"messages": found}
 
-    def lateness(self, tries: int) -> dict[str, Any]:
-        """The delay in seconds with which a watcher sees an end."""
+    def lateness(self, tries: int) -> list[float]:
+        """The delays in seconds with which a watcher sees an end."""
         with quick_threads():
-            return {"late": lateness(tries)}
+            return lateness(tries)
+
+    def leave(self) -> None:
+        """Leaves the other processes, which leave at the same time, without waiting long for one that does not."""
+        timer = threading.Timer(LEAVING_SECONDS, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        jax.distributed.shutdown()
 
 
 def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, list[float]]:
@@ -107,20 +105,3 @@ def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, li
         back = copy(put(np.zeros(1, np.uint8), target) if takes else None, answer, target, source)
         jax.block_until_ready(back)
     return "sent" if sends else "arrived" if takes else "", times
-
-
-def leave() -> None:
-    """Leaves the other processes, which leave at the same time, without waiting long for one that does not."""
-    timer = threading.Timer(LEAVING_SECONDS, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
-    jax.distributed.shutdown()
-
-
-if __name__ == "__main__":
-    pin()
-    compile_cache.enable()  # as in the training command
-    code = serve(Trainer)
-    if code == 0:
-        leave()
-    os._exit(code)

@@ -28,15 +28,11 @@ BANDWIDTH_UNITS = {"": 1e9, "GB/s": 1e9, "MB/s": 1e6, "Gbit/s": 1e9 / 8, "Mbit/s
 def link(text: str) -> Link:
     """Reads a link: pcie, nvlink, none, or <latency>,<bandwidth> such as 10ms,1Gbit/s.
 
-    Without units, latency is in microseconds and bandwidth in GB/s. With "+blocking" after it, copies do not overlap
-    computing.
+    Without units, latency is in microseconds and bandwidth in GB/s.
     """
-    name, _, how = text.partition("+")
-    if how not in ("", "blocking"):
-        raise BadInput(f"--link {text}: +{how} is not known. Use +blocking, or leave it out.")
-    if name in LINKS:
-        return LINKS[name]._replace(overlaps=not how)
-    latency, _, bandwidth = name.partition(",")
+    if text in LINKS:
+        return LINKS[text]
+    latency, _, bandwidth = text.partition(",")
     seconds, speed = quantity(latency, LATENCY_UNITS), quantity(bandwidth, BANDWIDTH_UNITS)
     if seconds is None or not speed:
         units = f"units {', '.join(filter(None, LATENCY_UNITS))}; {', '.join(filter(None, BANDWIDTH_UNITS))}"
@@ -44,7 +40,7 @@ def link(text: str) -> Link:
             f"--link {text} is neither {', '.join(LINKS)} nor <latency>,<bandwidth> such as 10ms,1Gbit/s ({units}; "
             "without them us and GB/s)."
         )
-    return Link(seconds, 1 / speed, not how)
+    return Link(seconds, 1 / speed)
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:

@@ -4,16 +4,14 @@ A window lasts from the first request until the last answer, so the time that on
 """
 
 import dataclasses
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import side_specs
 from benchmarks.harness.children import Child, ask_all
+from benchmarks.harness.serving import RANK
 from benchmarks.harness.side_specs import Side
-
-RANK = "FDG_JAX_RANK"  # in the environment of each process of `of_stages`: its number, from 0 on
 
 
 class Ranks:
@@ -50,7 +48,7 @@ def of_stages(
     """Starts a process for each stage.
 
     Arguments:
-        worker: the module that each of them runs.
+        worker: the module that trains in each of them.
         environment: of the processes, besides RANK.
         inside: the words in front of the command of each, e.g. to start it on another host; (): none.
     """
@@ -59,9 +57,3 @@ def of_stages(
         Child(words, f"rank {rank}", env={**environment, RANK: str(rank)}, before=inside[rank] if inside else ())
         for rank in range(side.K)
     ]
-
-
-def pin() -> None:
-    """Pins this rank to a core of its own, before any library makes its threads."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, [cores[int(os.environ[RANK]) % len(cores)]])

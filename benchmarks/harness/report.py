@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fdg_jax.machine.facts import processor_name
 from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
 
+say = output.say
 DISTURBED_PERCENT = 5.0  # of the cores' time; a result reports other processes that take more
 Given = argparse.Namespace  # the parsed flags of a benchmark
 Row = Mapping[str, Any]
@@ -103,47 +104,43 @@ def check_json(path: str | None) -> None:
 
 
 @output.forgiving()
-def emit(rows: Sequence[Row], text: str, path: str | None, appended: bool = False) -> None:
-    """Prints the text, or the rows as JSON lines. With a path, prints the text and appends the rows to the file.
-
-    The file gets the rows even if the output can no longer be written.
-    """
-    print(lines_of(rows) if path == "-" else text + "\n", end="", flush=True)
-    if not appended:
-        append(rows, path)
+def emit(text: str) -> None:
+    print(text, flush=True)
 
 
-def append(rows: Sequence[Row], path: str | None) -> None:
-    """Adds rows to the file of --json, if there is one."""
+def append(row: Row, path: str | None) -> None:
+    """Adds a row to the file of --json, if there is one."""
     if path not in (None, "-"):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(lines_of(rows))
-
-
-def lines_of(rows: Sequence[Row]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+            file.write(json.dumps(row) + "\n")
 
 
 def run(
     module: str,
     made: Callable[[], argparse.ArgumentParser],
-    measure: Callable[[argparse.Namespace], Sequence[Row]],
+    measure: Callable[[argparse.Namespace], Iterable[Row]],
     table: Callable[[Any, argparse.Namespace], str],
-    appended: bool = False,
+    facts: Callable[[], Row] | None = None,
 ) -> Callable[..., int]:
     """The `main` of a benchmark: it reads the flags, measures the rows, prints their table and returns the exit code.
 
     Arguments:
         module: its name; if it is "__main__", the benchmark runs at once and ends the process.
-        appended: `measure` itself adds each row to the file of --json.
+        measure: measures rows. Each is added to the file of --json before the next one is measured.
+        facts: added to every row, besides the benchmark's name; None: `machine`.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
+        rows = list[Row]()
         try:
-            given = made().parse_args(arguments)
+            flags = made()
+            given = flags.parse_args(arguments)
             check_json(given.json)
-            rows = measure(given)
-            emit(rows, table(rows, given), given.json, appended)
+            for row in measure(given):
+                about = (facts or machine)()
+                rows.append({"benchmark": flags.prog.rpartition(".")[2], **row, **about})
+                append(rows[-1], given.json)
+            emit("\n".join(map(json.dumps, rows)) if given.json == "-" else table(rows, given))
         except (BadInput, ChildFailed) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2 if isinstance(error, BadInput) else 1
@@ -167,15 +164,15 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
-def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequence[Any]) -> str:
-    """A Markdown table with a line for each row.
+def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequence[Any], below: str = "") -> str:
+    """A Markdown table with a line for each row, and a text below it.
 
     columns: {head: cell}, where a cell is a format string of the row's names ("{K}", "{seconds:.1f} s") or a function
         of the row. Pairs are used if two heads are the same.
     """
     heads, cells = zip(*(columns.items() if isinstance(columns, Mapping) else columns), strict=True)
     body = [[cell.format_map(row) if isinstance(cell, str) else cell(row) for cell in cells] for row in rows]
-    return markdown(heads, body)
+    return "\n\n".join([markdown(heads, body), *([below] if below else [])])
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -214,6 +211,11 @@ def megabytes(size: float | None, digits: int = 2) -> str:
 def cuts(row: Row) -> str:
     """The blocks at which later stages begin, and the number of all blocks."""
     return ",".join(map(str, row["cuts"])) + f" of {row['blocks']}" if row["cuts"] else "none"
+
+
+def place(row: Row, used: int | None = None) -> str:
+    """The processor and its cores. used: how many of them were."""
+    return f"{row['cpu']}, {f'{used} of ' if used else ''}{row['machine_cores']} cores"
 
 
 def versions(row: Row) -> str:

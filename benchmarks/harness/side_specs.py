@@ -20,7 +20,7 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.methods import interface
 from fdg_jax.schedule import Schedule
 
-OUR_WORKER, EACH_CORE, JOINED = (f"benchmarks.harness.{name}" for name in ("bench_worker", "each_core", "joined"))
+EACH_CORE, JOINED = "benchmarks.harness.each_core", "benchmarks.harness.joined"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # as in the training command on one core
 # The differences from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ class Side:
     xla: flags added to XLA_FLAGS.
     options: the method's.
     training: other options of the training command: a correction with its options, an optimizer.
-    worker: the module of its process.
+    worker: the module whose `Trainer` trains in its process.
     interpreter: the Python that runs the worker; "": that of this process.
     """
 
@@ -91,7 +91,7 @@ class Side:
     precision: str = "default"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    worker: str = OUR_WORKER
+    worker: str = "benchmarks.harness.bench_worker"
     interpreter: str = ""
 
 
@@ -134,7 +134,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
 
 def words(side: Side) -> tuple[str, ...]:
     """The command of a side's process, for Python."""
-    return "-m", side.worker, json.dumps(dataclasses.asdict(side))
+    return "-m", "benchmarks.harness.serving", json.dumps(dataclasses.asdict(side))
 
 
 def of_training(words: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from benchmarks.harness import side_specs
-from benchmarks.harness.children import Child, ChildFailed, say
+from benchmarks.harness.children import Child, ChildFailed
+from benchmarks.harness.report import say
 from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.cores import core_seconds, others_percent

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import machines, report, side_specs
-from benchmarks.harness.children import say
 from benchmarks.harness.report import median, over, rounded
 from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import Worker, back_and_forth, started
@@ -42,7 +41,6 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
         raise BadInput("--validate takes one --K.")
     common = {"K": given.K[0], "model": given.model, "batch_size": given.batch_size}
     sides = [check(side_specs.parse(text, common, "", given.split)) for text in given.method]
-    sides = [on_cores(side, given.cores or side.cores) for side in sides]
     cores = side_specs.cores_available()
     side_specs.check(sides, len(cores))
     timed: dict[str, list[Any]] = {side.name: [] for side in sides}
@@ -51,7 +49,7 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
             # A third of a window, so that a slow phase affects both. The host waits for each operation, for some twice.
             timed[worker.side.name].append(worker.time_operations(max(4, math.ceil(worker.batches / 3))))
             worker.window()
-            say(f"turn {turn + 1} of {given.windows}, {worker.side.name}: measured")
+            report.say(f"turn {turn + 1} of {given.windows}, {worker.side.name}: measured")
         return [row(worker, timed[worker.side.name], given) for worker in workers]
 
 
@@ -77,7 +75,6 @@ def row(worker: Worker, timed: Sequence[Any], given: report.Given) -> dict[str, 
         "others_percent": max(median(each, 1) for each in others),
         "operations": timed[-1],
         "core_numbers": worker.cores,
-        **report.machine(),
     }
 
 
@@ -94,7 +91,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training a "
-        f"method, its operations timed before each: median (least to most), the ratio within a turn. {one['cpu']}, "
-        f"{one['machine_cores']} cores, {report.versions(one)}. {report.disturbed(rows)}"
+        f"method, its operations timed before each: median (least to most), the ratio within a turn. "
+        f"{report.place(one)}, {report.versions(one)}. {report.disturbed(rows)}"
     )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    return report.table(COLUMNS, rows, about)

@@ -10,7 +10,7 @@ from benchmarks.harness.side_specs import Side
 MEETING = "FDG_JAX_PEER_MEETING"  # in the environment of a rank: the file
 
 
-class Ranks(ranks.Ranks):
+class Trainer(ranks.Ranks):
     """K processes that answer as one."""
 
     def __init__(self, side: Side):
@@ -18,7 +18,7 @@ class Ranks(ranks.Ranks):
             side = dataclasses.replace(side, split=cut(side))
         with tempfile.TemporaryDirectory(prefix="fdg_jax-peer-") as folder:
             meeting = {MEETING: os.path.join(folder, "meeting"), "GLOO_SOCKET_IFNAME": "lo"}
-            super().__init__(ranks.of_stages("benchmarks.peers.worker", side, {**os.environ, **meeting}))
+            super().__init__(ranks.of_stages(f"benchmarks.peers.{side.engine}", side, {**os.environ, **meeting}))
 
 
 def cut(side: Side) -> str:

@@ -83,7 +83,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
         Side(
             name=text, method=name, K=K, cores=options.get("threads", K), engine=peer.module, device=device,
             split=cut if cut is None else cut or split, xla=xla if peer.needs == "jax" else "", options=options,
-            worker="benchmarks.peers.worker", **common,
+            worker=f"benchmarks.peers.{'ranks' if peer.processes else peer.module}", **common,
         )
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import os
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness.ranks import RANK
+from benchmarks.harness.serving import RANK
 from benchmarks.harness.side_specs import Side
 from benchmarks.peers import torch_bp, torch_recipe
 from benchmarks.peers.ranks import MEETING

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from benchmarks.harness.ranks import RANK
-from benchmarks.harness.serving import clocked
+from benchmarks.harness.serving import RANK, clocked
 from benchmarks.harness.side_specs import Side
 from benchmarks.peers import torch_net, torch_recipe
 from benchmarks.peers.ranks import MEETING
