@@ -96,19 +96,8 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         given.megabytes = sum(file.stat().st_size for file in files) / 1e6
     about = {**asked, "windows": given.windows, "batches_per_window": batches, "jax": jax.__version__}
     speeds = {name: [batches * given.batch_size / seconds for seconds, _ in turns] for name, turns in found.items()}
-    return [
-        {
-            "checkpoints": name,
-            "checkpoints_per_window": found[name][0][1],
-            "images_per_second": report.median(speeds[name], 2),
-            "images_per_second_windows": report.rounded(speeds[name], 2),
-            "ratio": report.median(report.over(speeds[name], speeds["none"]), 4),
-            "ratio_windows": report.over(speeds[name], speeds["none"], 4),
-            "goal": GOALS.get(name),
-            **about,
-        }
-        for name in found
-    ]
+    return [{"checkpoints": name, "checkpoints_per_window": found[name][0][1], "goal": GOALS.get(name),
+             **report.speeds(speeds[name], speeds["none"]), **about} for name in found]  # fmt: skip
 
 
 COLUMNS: dict[str, report.Cell] = {

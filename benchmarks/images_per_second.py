@@ -10,7 +10,7 @@ and are compiled and warm before the clock starts. Then they take turns, one win
 ratio is a side's speed over the first side's in the same turn; the table has the median over the turns.
 
 On a GPU (`--device gpu`, the default if there is one) the sides are the engines on it: BP, the delay line and the
-pipeline, whose K stages share the GPUs. A second table then has the time that each operation of a stage takes alone.
+pipeline, whose K stages share the GPUs.
 """
 
 import os
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import report, side_specs
-from benchmarks.harness.report import median, over, rounded
 from benchmarks.harness.turns import Worker, started, take_turns
 from benchmarks.peers import sides as peers
 from fdg_jax import methods
@@ -27,38 +26,24 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.schedule.ideal import COMPARED, free_time, tick_time
 
 DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
-OPERATIONS = 20  # batches for the times of operations
 SPEEDS = "images_per_second_windows"
 
 
-def speed_row(worker: Worker, speeds: Sequence[float]) -> dict[str, Any]:
-    """The entries of a row on a side's windows and on the cores meanwhile. speeds: images/s of each window."""
-    return {
-        **worker.about,
-        "batches_per_window": worker.batches,
-        "images_per_second": median(speeds, 2),
-        SPEEDS: rounded(speeds, 6),
-        "core_percent": [median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)],
-        "others_percent": median(worker.column("others_percent"), 1),
-        "core_numbers": worker.cores,
-    }
+def speed_row(worker: Worker, speeds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
+    """The entries of a row on a side's windows and on the cores meanwhile. speeds, first: images/s of each window of
+    this side and of the first."""
+    by_core = [report.median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)]
+    others = {"others_percent": report.median(worker.column("others_percent"), 1), "core_numbers": worker.cores}
+    found = report.speeds(speeds, first)
+    return {**worker.about, "batches_per_window": worker.batches, **found, "core_percent": by_core, **others}
 
 
 def row(worker: Worker, first: Worker, given: report.Given) -> dict[str, Any]:
-    speeds = worker.column("images_per_second")
-    ratios = over(speeds, first.column("images_per_second"))
-    return {
-        **speed_row(worker, speeds),
-        "windows": given.windows,
-        "seconds": given.seconds,
-        "baseline": first.side.name,
-        "ratio": median(ratios, 4),
-        "ratio_windows": rounded(ratios, 4),
-        "busy_percent": median(worker.column("busy_percent"), 1),
-        "page_faults_per_batch": round(median(worker.column("page_faults"), 1) / worker.batches, 1),
-        "operations": worker.operations,
-        "held": worker.held,
-    }
+    faults = round(report.median(worker.column("page_faults"), 1) / worker.batches, 1)
+    busy = {"busy_percent": report.median(worker.column("busy_percent"), 1), "page_faults_per_batch": faults}
+    about = {"windows": given.windows, "seconds": given.seconds, "baseline": first.side.name, "held": worker.held}
+    speeds = speed_row(worker, worker.column("images_per_second"), first.column("images_per_second"))
+    return {**speeds, **about, **busy}
 
 
 def ideal(row: dict[str, Any]) -> str:
@@ -87,7 +72,8 @@ def versions(rows: report.Rows) -> str:
 def side_columns(bases: dict[str, Sequence[float]]) -> dict[str, report.Cell]:
     """The columns of a table of speeds. bases: images/s of the sides with which all are compared."""
     ratios: dict[str, report.Cell] = {
-        f"over {name}": lambda r, base=base: report.spread(over(r[SPEEDS], base), 3) for name, base in bases.items()
+        f"over {name}": lambda r, base=base: report.spread(report.over(r[SPEEDS], base), 3)
+        for name, base in bases.items()
     }
     columns: dict[str, report.Cell] = {"side": "`{side}`", "K": "{K}", "cores": "{cores}"}
     columns |= {"later stages begin at": report.cuts, "images/s": report.spread_of(SPEEDS, 1)}
@@ -112,11 +98,9 @@ def table(rows: report.Rows, given: report.Given) -> str:
         heads = ("MB of arrays", f"bytes more than {one['side']}: predicted", "measured")
         columns |= {head: lambda r, i=i: more_held(r, one)[i] for i, head in enumerate(heads)}
     where = "" if one["device"] == "cpu" else f"{one['device_kind']}; host "
-    about = (
-        f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
-        f"side in turns: median (least to most). {where}{about_machine(rows)}"
-    )
-    return "\n\n".join([report.table(columns, rows), *stage_times(rows), about, *given.missing])
+    about = f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
+    about += f"side in turns: median (least to most). {where}{about_machine(rows)}"
+    return "\n\n".join([report.table(columns, rows, about), *given.missing])
 
 
 def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
@@ -126,20 +110,6 @@ def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
         return ["–"] * 3
     more = [f"{row['held'][name] - first['held'][name]:+,}" for name in names]
     return [report.megabytes(row["held"]["measured_bytes"]), *more]
-
-
-def stage_times(rows: report.Rows) -> list[str]:
-    """A table of the time of each operation of a stage alone, from dispatch to end; [] if it was not measured."""
-    timed = {row["side"]: row["operations"]["alone"] for row in rows if row["operations"]}
-    kinds = sorted({key.partition("/")[0] for alone in timed.values() for key in alone["device"]})
-    stages = [(row["side"], k) for row in rows if row["side"] in timed for k in range(1, row["K"] + 1)]
-
-    def milliseconds(side: str, k: int, kind: str) -> str:
-        host, device = timed[side]["host"], timed[side]["device"]
-        return f"{1e3 * (host[key] + device[key]):.3f}" if (key := f"{kind}/{k}") in device else ""
-
-    body = [[f"`{side}`", str(k), *(milliseconds(side, k, kind) for kind in kinds)] for side, k in stages]
-    return [report.markdown(["side", "k", *(f"{kind} ms" for kind in kinds)], body)] if timed else []
 
 
 def parser() -> report.Parser:
@@ -191,8 +161,6 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     sides, left_out = asked_for(given, device), dict[str, str]() if given.skip_failed else None
     with started(sides, side_specs.cores_available(), given.seconds, left_out) as workers:
         workers = take_turns(workers, given.windows, left_out)
-        for worker in workers if device == "gpu" else []:
-            worker.operations = worker.ask({"operations": OPERATIONS})
         for worker in workers if given.memory else []:
             worker.held = worker.ask({"held": 2})
     given.missing += [f"Side {name} is left out: {why}." for name, why in (left_out or {}).items()]

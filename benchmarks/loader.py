@@ -119,7 +119,7 @@ def cores_of(side: str) -> int:
 
 COLUMNS: dict[str, report.Cell] = {
     "side": "`{side}`", "cores": "{cores}", "images/s": report.spread_of("images_per_second_windows", 2),
-    "over demand": report.spread_of("over_demand_windows", 1),
+    "over demand": report.spread_of("ratio_windows", 1),
 }  # fmt: skip
 
 
@@ -167,20 +167,10 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         found = measure(stream(Path(folder)), cores, given)
     import jax
 
-    first, about = found[given.model], {"file_bytes": round(size), "device": jax.devices()[0].platform}
-    return [
-        {
-            "side": side,
-            "cores": cores_of(side),
-            "batch_size": given.batch_size,
-            "images_per_second": report.median(speeds, 2),
-            "images_per_second_windows": report.rounded(speeds, 2),
-            "over_demand": report.median(report.over(speeds, first), 3),
-            "over_demand_windows": report.over(speeds, first, 3),
-            **about,
-        }
-        for side, speeds in found.items()
-    ]
+    first, about = found[given.model], {"batch_size": given.batch_size, "file_bytes": round(size)}
+    about["device"] = jax.devices()[0].platform
+    return [{"side": side, "cores": cores_of(side), **report.speeds(speeds, first, 3), **about}
+            for side, speeds in found.items()]  # fmt: skip
 
 
 main = report.run(__name__, parser, results, table)

@@ -120,28 +120,18 @@ def row(
     column = {name: [getattr(each, name) for each in turns] for name in Turn._fields}
     measured, kernel = column["images_per_second"], Path("/proc/sys/net/ipv4/tcp_congestion_control")
     system = kernel.read_text(encoding="utf-8").strip()
+    alone = {f"{key[0]} to {key[1]}": rounded([each[key] for each in column["seconds"]], 6) for key in turns[0].seconds}
     return {
-        **worker.about,
-        "network": text,
-        "latency_seconds": link.latency_seconds,
-        "bytes_per_second": 1 / link.seconds_per_byte if link.seconds_per_byte else None,
-        "windows": given.windows,
+        **worker.about, "network": text, "latency_seconds": link.latency_seconds,
+        "bytes_per_second": 1 / link.seconds_per_byte if link.seconds_per_byte else None, "windows": given.windows,
         "congestion_control": WINDOWS[given.windows].get("net.ipv4.tcp_congestion_control", system),
-        "rounds": given.rounds,
-        "batches_per_window": given.steps,
-        "images_per_second": rounded(measured, 4),
-        "predicted_of_link": rounded(column["link"], 4),
-        "predicted_of_messages": rounded(column["messages"], 4),
-        "ratio_of_link": report.over(column["link"], measured, 4),
-        "ratio_of_messages": report.over(column["messages"], measured, 4),
-        "message_seconds": {
-            f"{what} to {k}": rounded([each[what, k] for each in column["seconds"]], 6) for what, k in turns[0].seconds
-        },
-        "round_trip_seconds": probe["round_trip_seconds"],
+        "rounds": given.rounds, "batches_per_window": given.steps, "images_per_second": rounded(measured, 4),
+        **{f"predicted_of_{what}": rounded(column[what], 4) for what in ("link", "messages")},
+        **{f"ratio_of_{what}": report.over(column[what], measured, 4) for what in ("link", "messages")},
+        "message_seconds": alone, "round_trip_seconds": probe["round_trip_seconds"],
         "stream_bytes_per_second": probe["bytes_per_second"],
-        "relay_percent": median(column["relay_percent"], 1),
-        "others_percent": median(column["others_percent"], 1),
-    }
+        **{name: median(column[name], 1) for name in ("relay_percent", "others_percent")},
+    }  # fmt: skip
 
 
 def joined(given: report.Given, cores: int) -> Side:
@@ -197,11 +187,10 @@ def table(found: report.Rows, given: report.Given) -> str:
         "network": "{network}",
         "there and back ms": lambda r: f"{1e3 * r['round_trip_seconds']:.2f}",
         "TCP stream Mbit/s": lambda r: f"{8e-6 * r['stream_bytes_per_second']:,.0f}",
-        "a message alone ms": lambda r: ", ".join(
-            f"{name}: {1e3 * statistics.median(each):.1f}" for name, each in r["message_seconds"].items()
-        ),
+        "a message alone ms": lambda r: ", ".join(f"{name}: {1e3 * statistics.median(each):.1f}"
+                                                  for name, each in r["message_seconds"].items()),
         "images/s measured": report.spread_of("images_per_second", 1),
-    }
+    }  # fmt: skip
     columns: list[tuple[str, report.Cell]] = list(head.items())
     for what in ("link", "messages"):
         middle = lambda r, what=what: f"{statistics.median(r[f'predicted_of_{what}']):.1f}"  # noqa: E731

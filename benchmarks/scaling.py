@@ -134,19 +134,11 @@ def paper_rows(network: Network, times: BlockTimes, of: Measures, links: Mapping
             continue
         cuts = models.paper_split(network.model, K) or ()
         found = {name: run(times, of, cuts, method.lower(), link) for name, link in links.items()}
-        rows.append(
-            {
-                "row": "table 7",
-                "network": network.label,
-                "K": K,
-                "method": method,
-                "paper_images_per_second": speed,
-                "paper_over_bp": speed / bp,
-                "over_bp": {name: network.batch_size / each.seconds / bp for name, each in found.items()},
-                "limiting": {name: each.limiting for name, each in found.items()},
-                "barrier_over_bp": with_barrier(method.lower(), K),
-            }
-        )
+        about = {"row": "table 7", "network": network.label, "K": K, "method": method, "paper_images_per_second": speed}
+        over = {name: network.batch_size / each.seconds / bp for name, each in found.items()}
+        barrier = {"paper_over_bp": speed / bp, "barrier_over_bp": with_barrier(method.lower(), K)}
+        limiting = {name: each.limiting for name, each in found.items()}
+        rows.append({**about, **barrier, "over_bp": over, "limiting": limiting})
     return rows
 
 

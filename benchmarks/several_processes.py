@@ -143,8 +143,8 @@ def side_row(worker: Worker, bases: Mapping[str, Worker], given: report.Given) -
     """The row of a side. bases: the sides with which all are compared."""
     found = speeds(worker)
     over = {name: report.over(found, speeds(base), 4) for name, base in bases.items()}
-    about = {"rounds": given.rounds, "starts": given.starts, "over": over}
-    return {**speed_row(worker, found), **about}
+    first = speeds(next(iter(bases.values())))
+    return {**speed_row(worker, found, first), "rounds": given.rounds, "starts": given.starts, "over": over}
 
 
 def exchange_row(
@@ -170,23 +170,18 @@ def exchange_row(
     stages = [seconds_by_kind(inside, k) for k in range(1, side.K + 1)]
     away, per_tick = sum(each.get(AWAY, 0.0) for each in stages) / given.steps, sum(in_flight.values())
     return {
-        "benchmark": "several_processes exchange",
-        "side": side.name,
+        "benchmark": "several_processes exchange", "side": side.name,
         **{name: getattr(side, name) for name in ("model", "batch_size", "K")},
-        "ticks": ticks,
-        "messages": messages(processes, ticks),
+        "ticks": ticks, "messages": messages(processes, ticks),
         "loopback_bytes_per_tick": recorded["loopback_bytes"] and recorded["loopback_bytes"] / ticks,
         "stage_ms_per_tick": [{what: 1e3 * each / given.steps for what, each in stage.items()} for stage in stages],
         **{f"{name}_ms_per_tick": [1e3 * each[f"{name}_seconds"] / ticks for each in processes]
            for name in ("user", "system")},
         "tick_ms": 1e3 * length / given.steps,
         "on_the_way_ms": {f"{k} to {to}": 1e3 * seconds for (k, to), seconds in sorted(in_flight.items())},
-        "waited_for_ms": 1e3 * away,
-        "hidden_percent": 100 * max(0.0, 1 - away / per_tick) if per_tick else None,
+        "waited_for_ms": 1e3 * away, "hidden_percent": 100 * max(0.0, 1 - away / per_tick) if per_tick else None,
         "over_plain_windows": side.batch_size * given.steps / length / statistics.median(speeds(joined)),
-        "late_microseconds": 1e6 * statistics.median(late),
-        "late_microseconds_most": 1e6 * max(late),
-        "picture": drawn,
+        "late_microseconds": 1e6 * statistics.median(late), "late_microseconds_most": 1e6 * max(late), "picture": drawn,
     }  # fmt: skip
 
 

@@ -86,10 +86,8 @@ def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Mac
     shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
     shared["size"] = machines.sizes(shapes.messages)
     if times is None:
-        made = machines.of_operations(timed, side.method, side.K, None)._replace(
-            host_seconds=lambda kind, k: 0, patient=False
-        )
-        return made._replace(**shared), cuts, shapes
+        made = machines.of_operations(timed, side.method, None)
+        return made._replace(**{"host_seconds": lambda kind, k: 0, "patient": False, **shared}), cuts, shapes
     return machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared), cuts, shapes
 
 
@@ -123,27 +121,19 @@ def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shape
     lost = None  # for data parallel, whose link is part of the time of its backward passes
     if not device.spread:
         lost = round(100 * (1 - predict(schedule, device._replace(link=NO_LINK)).seconds / found.seconds), 1)
+    about = {name: getattr(side, name) for name in ("method", "model", "batch_size", "K")}
+    about |= {name: getattr(given, name) for name in ("link", "times", "host_microseconds")}
     return {
-        "side": side.name,
-        **{name: getattr(side, name) for name in ("method", "model", "batch_size", "K")},
-        "cuts": list(cuts),
-        "link": given.link,
-        "processes": len(set(device.processes)),
-        "times": given.times,
-        "host_microseconds": given.host_microseconds,
+        "side": side.name, **about, "cuts": list(cuts), "processes": len(set(device.processes)),
         "images_per_second": round(side.batch_size / found.seconds, 2),
-        "milliseconds_per_batch": round(1e3 * found.seconds, 3),
-        "over_bp": round(baseline / found.seconds, 4),
+        "milliseconds_per_batch": round(1e3 * found.seconds, 3), "over_bp": round(baseline / found.seconds, 4),
         "utilisation_percent": report.rounded([100 * share for share in found.utilisation], 1),
-        "bubble_percent": round(100 * found.bubble, 1),
+        "bubble_percent": round(100 * found.bubble, 1), "lost_to_links_percent": lost,
         "link_percent": {f"{k} to {j}": round(100 * share, 1) for (k, j), share in sorted(found.links.items())},
-        "lost_to_links_percent": lost,
-        "limiting": found.limiting,
-        "limit_seconds": {name: round(limit, 6) for name, limit in found.limits.items()},
-        "memory_bytes": [each.total for each in shapes.memory],
-        "kept_batches": found.kept,
+        "limiting": found.limiting, "limit_seconds": {name: round(each, 6) for name, each in found.limits.items()},
+        "memory_bytes": [each.total for each in shapes.memory], "kept_batches": found.kept,
         "waiting_bytes": [round(n) for n in found.waiting],
-    }
+    }  # fmt: skip
 
 
 COLUMNS: dict[str, report.Cell] = {
@@ -191,13 +181,9 @@ def parser() -> report.Parser:
 
 def simulated(given: report.Given) -> list[dict[str, Any]]:
     known = dict[Any, Any]()
-    common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
-
-    def of(text: str, K: int) -> Side:
-        return validate.on_cores(validate.check(side_specs.parse(text, {**common, "K": K}, "", given.split)), 1)
-
     # BP on one device is the same for every K.
-    sides = [of(text, 1 if text.partition(":")[0] == "bp" else K) for text, K in product(given.method, given.K)]
+    sides = [validate.parse(text, given, 1 if text.partition(":")[0] == "bp" else K, cores=1)
+             for text, K in product(given.method, given.K)]  # fmt: skip
     sides = list({(side.name, side.K): side for side in sides}.values())
     n_blocks = len(models.blocks(given.model, 10))
     for side in (side for side in sides if side.K > 1):  # before anything is measured
@@ -205,7 +191,7 @@ def simulated(given: report.Given) -> list[dict[str, Any]]:
         network(given, side.K)
         if given.processes > 1 and methods.find(side.method).places:
             raise BadInput(f"--processes {given.processes}: {side.name} needs one process. Leave it out.")
-    alone = of("bp", 1)
+    alone = validate.parse("bp", given, 1)
     baseline = predict(side_specs.schedule_of(alone), machine(alone, given, known)[0]).seconds
     rows = []
     for side in sides:

@@ -50,14 +50,10 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
         made.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
         made += [{"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": gantt.name_of(row)}}
                  for tid, row in enumerate(rows)]  # fmt: skip
-        made += [
-            {
-                "ph": "X", "name": f"{event.what}{event.batch}", "cat": event.what, "pid": pid,
-                "tid": rows.index(gantt.row_of(event)), "ts": round(event.begin * 1e6, 3),
-                "dur": round((event.end - event.begin) * 1e6, 3), "args": {"k": event.k, "batch": event.batch},
-            }
-            for event in found
-        ]  # fmt: skip
+        made += [{"ph": "X", "name": f"{event.what}{event.batch}", "cat": event.what, "pid": pid,
+                  "tid": rows.index(gantt.row_of(event)), "ts": round(event.begin * 1e6, 3),
+                  "dur": round((event.end - event.begin) * 1e6, 3), "args": {"k": event.k, "batch": event.batch}}
+                 for event in found]  # fmt: skip
     return {"traceEvents": made, "displayTimeUnit": "ms", "otherData": dict(about)}
 
 
@@ -91,8 +87,7 @@ def parser() -> report.Parser:
 
 def results(given: report.Given) -> list[dict[str, Any]]:
     cores = len(side_specs.cores_available())
-    common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-    side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
+    side = validate.parse(given.method, given, given.K, cores)
     if methods.find(side.method).places:
         raise BadInput(f"--method {side.name}: each of its stages is on all devices. Choose another method.")
     out = report.folder(given.out)
@@ -113,16 +108,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)), encoding="utf-8")
     title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}, {cores} core{'s' * (cores > 1)}"
     gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
-    return [
-        {
-            **about,
-            "k": k,
-            "measured_percent": shares(measured, took, k),
-            "predicted_percent": shares(simulated, predicted_to_take, k),
-            "late_microseconds_most": round(max(late), 1),
-        }
-        for k in range(1, side.K + 1)
-    ]
+    about["late_microseconds_most"] = round(max(late), 1)
+    return [{**about, "k": k, "measured_percent": shares(measured, took, k),
+             "predicted_percent": shares(simulated, predicted_to_take, k)} for k in range(1, side.K + 1)]  # fmt: skip
 
 
 def table(rows: report.Rows, given: report.Given) -> str:

@@ -34,21 +34,11 @@ class Trainer:
     prepare = staticmethod(compile_cache.enable)  # of its process, as in the training command
 
     def __init__(self, side: Side):
-        options = Config(
-            method=side.method,
-            K=side.K,
-            engine=side.engine,  # type: ignore[arg-type]
-            split=side.split,
-            model=side.model,
-            batch_size=side.batch_size,
-            dtype=side.dtype,  # type: ignore[arg-type]
-            dataset="synthetic",
-            epochs=1,
-            # keeps the loss finite; the speed does not depend on the rate
-            **{"learning_rate": 0.01, **own_defaults(side.training.get("optimizer", "sgd"))},
-            **side.options,
-            **side.training,
-        )
+        same = ("method", "K", "engine", "split", "model", "batch_size", "dtype")
+        # The rate keeps the loss finite; the speed does not depend on it.
+        rate = {"learning_rate": 0.01, **own_defaults(side.training.get("optimizer", "sgd"))}
+        about = {name: getattr(side, name) for name in same} | {"dataset": "synthetic", "epochs": 1}
+        options = Config(**about, **rate, **side.options, **side.training)
         of_config(options, frozenset(side.options) | frozenset(side.training))
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
@@ -56,6 +46,8 @@ class Trainer:
         convolution.PLAIN = side.layers == "plain"  # for the whole process: programs are traced at first use
         with mock.patch.object(Stage, "packs", side.packing == "on"):
             self.job = jobs.prepare(options, peers=self.peers)
+        assert isinstance(self.job.dataset, Dataset)  # synthetic images, in memory
+        self.data = self.job.dataset
         self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
 
     def prepare_cpu(self, side: Side) -> None:
@@ -74,8 +66,7 @@ class Trainer:
         line on an accelerator), only whole dispatches are made, so that one program is compiled; `batches` in the
         answer is their number of batches.
         """
-        data, pipeline = self.job.dataset, self.job.pipeline
-        assert isinstance(data, Dataset)  # synthetic images, in memory
+        data, pipeline = self.data, self.job.pipeline
         window = self.job.options.window or 1
         dispatches, each = (-(-batches // window), window) if window > 1 else (1, batches)
         size = (dispatches, each, self.job.options.batch_size)
@@ -98,17 +89,11 @@ class Trainer:
         """
         result = self.run(batches)
         gc.collect()
-        arrays = jax.live_arrays()
-        size = sum(array.nbytes for array in arrays)
-        resident = of_status("VmRSS")
-        return {
-            **result,
-            "arrays": len(arrays),
-            "array_bytes": size,
-            "resident_bytes": resident and 1024 * resident,
-            "files": open_files(),
-            "threads": of_status("Threads"),
-        }
+        arrays, resident, here = jax.live_arrays(), of_status("VmRSS"), Path("/proc/self/fd")
+        of_arrays = {"arrays": len(arrays), "array_bytes": sum(array.nbytes for array in arrays)}
+        files = len(os.listdir(here)) if here.is_dir() else None
+        of_process = {"resident_bytes": resident and 1024 * resident, "files": files, "threads": of_status("Threads")}
+        return {**result, **of_arrays, **of_process}
 
     def held(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (two updates at least) and counts the bytes of arrays between two operations.
@@ -132,8 +117,7 @@ class Trainer:
             if many operations are one program.
         """
         busy = time.process_time()
-        data, engine, options = self.job.dataset, self.job.pipeline.engine, self.job.options
-        assert isinstance(data, Dataset)
+        data, engine, options = self.data, self.job.pipeline.engine, self.job.options
         if not isinstance(engine, host_engine.HostEngine):
             return {}
         if not self.asked_before:
@@ -145,7 +129,7 @@ class Trainer:
         result = operation_times.measure(engine, data.train_images, data.train_labels, indices, cores)
         return {**result, "busy_seconds": time.process_time() - busy}
 
-    def about(self) -> dict:
+    def about(self) -> dict[str, Any]:
         pipeline = self.job.pipeline
         return {
             "cuts": list(self.job.partition.cuts),
@@ -153,25 +137,18 @@ class Trainer:
             "parameters": pipeline.parameter_count,
             "staleness": pipeline.staleness,
             "device_kind": jax.devices()[0].device_kind,
-            "python": sys.version.split()[0],
-            "jax": jax.__version__,
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "huge_pages": huge_pages.on(),
+            **software(),
         }
+
+
+def software() -> dict[str, Any]:
+    """The versions and settings of this process."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {"python": sys.version.split()[0], "jax": jax.__version__, "xla_flags": flags, "huge_pages": huge_pages.on()}
 
 
 def of_status(name: str) -> int | None:
     """A number that Linux reports of this process, such as VmRSS in KiB."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-
-
-def open_files() -> int | None:
-    """How many file descriptors this process has open."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return None
+    file = Path("/proc/self/status")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

@@ -51,14 +51,9 @@ class Trainer(bench_worker.Trainer):
             window = self.run(batches)
             ended = recording.stop()
         after = os.times()
-        return {
-            **window,
-            "user_seconds": after.user - before.user,
-            "system_seconds": after.system - before.system,
-            "ended": ended,
-            "counted": counted,
-            "predicted": message_counts.predicted(self.engine),
-        }
+        seconds = {"user_seconds": after.user - before.user, "system_seconds": after.system - before.system}
+        predicted = message_counts.predicted(self.engine)
+        return {**window, **seconds, "ended": ended, "counted": counted, "predicted": predicted}
 
     def messages(self, tries: int) -> dict[str, Any]:
         """Sends messages of the sizes in a tick, each `tries` times, one at a time and with no other on its way.

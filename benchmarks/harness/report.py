@@ -199,6 +199,13 @@ def over(values: Sequence[float], base: Sequence[float], digits: int = 9) -> lis
     return [round(a / b, digits) for a, b in zip(values, base, strict=True)]
 
 
+def speeds(found: Sequence[float], first: Sequence[float], digits: int = 4) -> dict[str, Any]:
+    """The entries of a row on images/s, one of each turn, and on their ratios to those of the first side."""
+    ratios = over(found, first)
+    of_turns = {"images_per_second": median(found, 2), "images_per_second_windows": rounded(found, 6)}
+    return {**of_turns, "ratio": median(ratios, digits), "ratio_windows": rounded(ratios, digits)}
+
+
 def percents(values: Sequence[float], digits: int = 0) -> str:
     return ", ".join(f"{value:.{digits}f}%" for value in values)
 

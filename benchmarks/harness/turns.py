@@ -22,7 +22,6 @@ class Worker(Child):
 
     def __init__(self, side: Side, cores: Sequence[int], environment: Mapping[str, str] | None = None):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
-        self.operations: dict[str, Any] = {}  # the time of each operation alone, if it was measured
         self.held: dict[str, Any] = {}  # the bytes of its arrays, if they were measured
         words, env = side_specs.words(side), {**side_specs.environment(side), **(environment or {})}
         super().__init__(words, f"side {side.name}", env=env, cores=self.cores, interpreter=side.interpreter)

@@ -100,12 +100,6 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
     """The facts to report besides the side itself. blocks: all blocks of the network, even if only some train in this
     process."""
-    return {
-        "cuts": [],
-        "blocks": len(blocks),
-        "parameters": sum(parameter.numel() for block in blocks for parameter in block.parameters()),
-        "staleness": [0],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "huge_pages": huge_pages.on(),
-    }
+    parameters = sum(parameter.numel() for block in blocks for parameter in block.parameters())
+    software = {"python": platform.python_version(), "torch": torch.__version__, "huge_pages": huge_pages.on()}
+    return {"cuts": [], "blocks": len(blocks), "parameters": parameters, "staleness": [0], **software}
