@@ -15,12 +15,10 @@ The second table lists what YNNPACK reduces in each program of a stage: the numb
 fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
 """
 
-import contextlib
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -31,10 +29,11 @@ import numpy as np
 import optax
 
 from benchmarks.harness import report
+from benchmarks.harness.forms import replaced
 from fdg_jax import models, split
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
-from fdg_jax.layers import basic, convolution
+from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stages.functions import functions, init_variables, split_variables
 
@@ -64,28 +63,6 @@ def wanted(text: str) -> Wanted:
         raise BadInput(f"--models {text}: write MODEL:BATCH:SIZE, e.g. resnet20:128:32.")
     models.blocks(model, CLASSES)  # refuses an unknown model
     return Wanted(model, int(batch), int(size))
-
-
-@contextlib.contextmanager
-def smooth() -> Iterator[None]:
-    """While tracing inside this context, every model has tanh in place of rectifiers."""
-    with contextlib.ExitStack() as stack:
-        for file in pkgutil.iter_modules(models.__path__):
-            module = import_module(f"fdg_jax.models.{file.name}")
-            for rectifier in ("relu", "relu6"):
-                if hasattr(module, rectifier):
-                    stack.enter_context(mock.patch.object(module, rectifier, jnp.tanh))
-        yield
-
-
-@contextlib.contextmanager
-def convolutions_by_products() -> Iterator[None]:
-    """While tracing inside this context, convolutions are sums of products. XLA's own take hours in float64."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(convolution, "PLAIN", True))
-        for module in (convolution, basic):
-            stack.enter_context(mock.patch.object(module, "plain_conv", by_products))
-        yield
 
 
 def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
@@ -144,17 +121,13 @@ JITS: dict[str, Jit] = {
 }
 
 
-class Ran(NamedTuple):
-    """The results of a stage's programs, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation":
-    outputs} as {path: array}, and YNNPACK's reductions in each program."""
+def run(of: Problem, jit: Jit) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, int]]]:
+    """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them.
 
-    arrays: dict[str, dict[str, np.ndarray]]
-    fused: dict[str, "Fusions"]
-
-
-def run(of: Problem, jit: Jit) -> Ran:
-    """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them."""
-    made, fused = functions(of.module, cross_entropy, of.dtype), dict[str, Fusions]()
+    Returns: (their results, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs}, each as
+        {path: array}; YNNPACK's reductions in each program, see `fusions`).
+    """
+    made, fused = functions(of.module, cross_entropy, of.dtype), dict[str, dict[str, int]]()
 
     def call(name: str, function: Callable, *arguments: Any) -> Any:
         program = jit(function, name).lower(*arguments).compile()
@@ -169,7 +142,7 @@ def run(of: Problem, jit: Jit) -> Ran:
         "statistics": statistics,
         "evaluation": call("evaluation", made.outputs, of.params, of.extra, of.x),
     }
-    return Ran({name: jax.device_get(states.flatten(tree)) for name, tree in found.items()}, fused)
+    return {name: jax.device_get(states.flatten(tree)) for name, tree in found.items()}, fused
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
@@ -186,41 +159,32 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
     )
 
 
-class Fusions(NamedTuple):
-    """YNNPACK's reductions in a program.
+def fusions(text: str) -> dict[str, int]:
+    """The reductions that YNNPACK computes, read from the text of a compiled program.
 
-    The fields are the number of reductions, the number of those fused with a product, and the most numbers that one of
-    the fused ones returns.
+    Returns: the number of reductions, the number of those fused with a product, and the most numbers that one of the
+    fused ones returns.
     """
-
-    reductions: int
-    with_product: int
-    most: int
-
-
-def fusions(text: str) -> Fusions:
-    """The reductions that YNNPACK computes, read from the text of a compiled program."""
     bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
     called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)
     reducing = [bodies[name] for name in called if re.search(r" reduce\(", bodies.get(name, ""))]
     shapes = [re.findall(r"\[([\d,]*)\]\S* reduce\(", body) for body in reducing if " dot(" in body]
     sizes = [max(math.prod(int(n) for n in shape.split(",") if n) for shape in each) for each in shapes]
-    return Fusions(len(reducing), len(sizes), max(sizes, default=0))
+    return {"reductions": len(reducing), "with_product": len(sizes), "most": max(sizes, default=0)}
 
 
 def measured(of: Wanted) -> dict[str, Any]:
     """The table row of a model."""
-    with smooth():
+    with replaced({"relu": jnp.tanh, "relu6": jnp.tanh}):
         drawn = problem(of)
-        with convolutions_by_products():
-            right = run(drawn.in_dtype(jnp.float64), JITS["without YNNPACK"]).arrays
+        # Convolutions as sums of products, as XLA's own take hours in float64.
+        with mock.patch.object(convolution, "PLAIN", True), replaced({"plain_conv": by_products}):
+            right, _ = run(drawn.in_dtype(jnp.float64), JITS["without YNNPACK"])
         found = {name: run(drawn, JITS[name]) for name in ("by default", "as a stage")}
-    differences = {
-        name: {part: worst(value, right[part]) for part, value in each.arrays.items()} for name, each in found.items()
-    }
-    reduced = {name: each._asdict() for name, each in found["as a stage"].fused.items()}
+    differences = {name: {part: worst(value, right[part]) for part, value in arrays.items()}
+                   for name, (arrays, _) in found.items()}  # fmt: skip
     about = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib")}
-    return {**of._asdict(), "differences": differences, "fusions": reduced, **about}
+    return {**of._asdict(), "differences": differences, "fusions": found["as a stage"][1], **about}
 
 
 def table(rows: report.Rows, given: report.Given) -> str:

@@ -16,14 +16,9 @@ at once (half as fast at 16 channels), as patches of two (slower) or with dy's a
 batch norm's sums as one variadic reduce or a dot with ones (slower).
 """
 
-import contextlib
-import itertools
-import pkgutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest import mock
 
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
@@ -36,6 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.harness import report
+from benchmarks.harness.forms import replaced
 from fdg_jax import layers, models, split
 from fdg_jax.layers import convolution, sequence
 from fdg_jax.machine import facts, programs
@@ -81,17 +77,6 @@ CLASSES = {"images": 10, "tokens": 256}
 LENGTH = 64  # tokens of an example
 
 
-@contextlib.contextmanager
-def plain(forms: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """While tracing inside this context, the named layers use these forms."""
-    with contextlib.ExitStack() as stack:
-        families = [import_module(f"fdg_jax.models.{file.name}") for file in pkgutil.iter_modules(models.__path__)]
-        for name, module in itertools.product(forms, [convolution, layers, sequence, *families]):
-            if hasattr(module, name):
-                stack.enter_context(mock.patch.object(module, name, forms[name]))
-        yield
-
-
 def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | None) -> tuple[Row, jax.Array]:
     """A row, compiled, and the module's output for x."""
     clock = time.process_time if jax.devices()[0].platform == "cpu" else time.perf_counter
@@ -131,7 +116,7 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
     one_cured = {f"cured {name}": {n: form for n, form in forms.items() if n != name} for name in forms}
     for row, chosen in {"plain": forms, **one_cured, "all cured": {}}.items():
         module = split.Stage(tuple(models.blocks(model, CLASSES[takes])))
-        with plain(chosen):
+        with replaced(chosen):
             rows[row], _ = timed(functions(module, cross_entropy), module, x, labels)
     return rows
 
@@ -183,13 +168,10 @@ def table(rows: report.Rows, given: report.Given) -> str:
     one, unit = rows[0], models.takes(given.model)
     last = {"share": "{share_percent:.1f}%"} if given.blocks else {f"over {one['row']}": "{gain_percent:+.1f}%"}
     columns: dict[str, report.Cell] = {
-        "block" if given.blocks else "layers": "{row}",
-        "forward ms": "{forward_milliseconds:.2f}",
-        "backward ms": "{backward_milliseconds:.2f}",
-        f"{unit}/s": f"{{{unit}_per_second:.1f}}",
-        "kept in between MB": "{closure_megabytes:.1f}",
-        **last,
-    }
+        "block" if given.blocks else "layers": "{row}", "forward ms": "{forward_milliseconds:.2f}",
+        "backward ms": "{backward_milliseconds:.2f}", f"{unit}/s": f"{{{unit}_per_second:.1f}}",
+        "kept in between MB": "{closure_megabytes:.1f}", **last,
+    }  # fmt: skip
     about = f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
     return report.table(columns, rows, f"{about}{report.place(one, one['cores'])}, {report.versions(one)}.")
 

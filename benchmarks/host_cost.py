@@ -22,7 +22,7 @@ parts. On a GPU, launching a program's kernels costs extra; the same command mea
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import jax
@@ -50,24 +50,17 @@ IMAGE = 8  # pixels a side
 GPU_STAGE_MICROSECONDS = 1000.0  # an assumed GPU that runs a stage (F, B and U of one tick) in 1 ms
 
 
-class Leaves(NamedTuple):
-    """Counts of the arrays that go in and out of a stage's programs."""
-
-    F: int
-    B: int
-    U: int
-
-
-def count_leaves(stage: Stage, K: int) -> Leaves:
-    """Counts the arrays of a stage's programs. The stage must hold a stash (stage K: must just have made one)."""
+def count_leaves(stage: Stage, K: int) -> dict[str, int]:
+    """Counts the arrays that go in and out of a stage's programs. The stage must hold a stash (stage K: must just have
+    made one)."""
     last, first = stage.k == K, stage.k == 1
     params, extra, optimizer, *_ = (len(jax.tree.leaves(tree)) for tree in stage.state)
     closure = len(jax.tree.leaves(stage.stashes[0].closure))
-    return Leaves(
-        F=params + extra + 1 + last + 1 + extra + closure,
-        B=closure + params + 1 + (not last) + params + (not first),
-        U=params + optimizer + params + params + optimizer,
-    )
+    return {
+        "F_leaves": params + extra + 1 + last + 1 + extra + closure,
+        "B_leaves": closure + params + 1 + (not last) + params + (not first),
+        "U_leaves": params + optimizer + params + params + optimizer,
+    }
 
 
 def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks: int) -> float:
@@ -105,7 +98,7 @@ class Small:
         meta = synthetic.load()
         self.images, self.labels = meta.train_images[:256, :IMAGE, :IMAGE], meta.train_labels[:256]
         blocks = models.blocks(model, meta.classes)
-        self.K, self.row, self.leaves = K, np.arange(batch_size), dict[int, Leaves]()
+        self.K, self.row, self.leaves = K, np.arange(batch_size), dict[int, dict[str, int]]()
         stages, transform = split.stages(blocks, split.parse(cut, model, K, len(blocks))), train_transform(meta, 0)
         pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
         with mock.patch.object(Stage, "packs", packs):
@@ -207,25 +200,18 @@ def measure(model: str, K: int, packing: str, given: report.Given) -> list[dict[
     about = {"model": model, "K": K, "packing": packing}
     rows = []
     for k in range(1, K + 1):
-        leaves = {f"{what}_leaves": value for what, value in small.leaves[k]._asdict().items()}
         bare = dict(zip(("three_programs", "one_program"), programs[k], strict=True))
         costs = {what: calls[what, k] for what in "FBU"} | bare
         costs = {f"{what}_microseconds": round(value, 1) for what, value in costs.items()}
-        rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
+        rows.append({**about, "row": "stage", "k": k, **small.leaves[k], **costs})
     stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
     send, loop = calls["send", 0], loop_microseconds(K, given.ticks) + calls["loss", 0]
     entry += calls["fill x", 1] + calls["fill labels", K]
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
-    tick = {
-        "stage_calls_microseconds": stages / K,
-        "send_microseconds": send,
-        "entry_microseconds": entry,
-        "loop_microseconds": loop,
-        "tick_microseconds": alone,
-        "tick_while_computing_microseconds": whole,
-        "share_percent": 100 * alone / GPU_STAGE_MICROSECONDS,
-        "share_while_computing_percent": 100 * whole / GPU_STAGE_MICROSECONDS,
-    }
+    tick = {"stage_calls": stages / K, "send": send, "entry": entry, "loop": loop, "tick": alone}
+    tick = {f"{name}_microseconds": each for name, each in (tick | {"tick_while_computing": whole}).items()}
+    tick |= {"share_percent": 100 * alone / GPU_STAGE_MICROSECONDS}
+    tick |= {"share_while_computing_percent": 100 * whole / GPU_STAGE_MICROSECONDS}
     return [*rows, {**about, "row": "tick", **{name: round(value, 1) for name, value in tick.items()}}]
 
 

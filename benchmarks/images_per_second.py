@@ -115,7 +115,7 @@ def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
 def parser() -> report.Parser:
     names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
-    lines = [f"  {name:10} {meaning}" for name, meaning in options]
+    lines = [f"  {name:10} {meaning}" for name, (_, meaning) in options]
     lines += [f"  {side_specs.METHODS_OWN}", f"  {side_specs.OF_TRAINING}", peers.help()]
     default, default_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
     usual = {"model": "resnet20", "batch_size": 128, "K": 2, "split": "balanced", "windows": 6, "seconds": 8.0}
@@ -128,8 +128,8 @@ def parser() -> report.Parser:
     add("--memory", action="store_true", help=told)
     told = "CPU cores, or the accelerators that JAX finds (default: a GPU, if any)"
     add("--device", choices=["cpu", "gpu"], help=told)
-    add("--dtype", choices=side_specs.CHOICES["dtype"], help="of every side without dtype=... of its own")
-    add("--precision", choices=side_specs.CHOICES["precision"], help="of every side without precision=... of its own")
+    add("--dtype", choices=side_specs.OPTIONS["dtype"][0], help="of every side without dtype=... of its own")
+    add("--precision", choices=side_specs.OPTIONS["precision"][0], help="of every side without one of its own")
     add("--skip-failed", action="store_true", help="leave a side out that fails, unless it is the first")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")

@@ -37,9 +37,9 @@ def test_a_peer_has_its_processes_its_cores_and_its_options():
     assert [(side.K, side.cores) for side in (torch, ddp, pipeline, jax_peer)] == [(1, 1), (2, 2), (2, 2), (2, 2)]
     assert [side.xla for side in (torch, jax_peer)] == ["", "--a"]
     assert (pipeline.split, torch.split) == ("balanced", None)
-    two = parse("torch:threads=2:layout=contiguous:onednn=off")
+    two = parse("torch:threads=2:layout=contiguous")
     assert (two.K, two.cores) == (1, 2)
-    assert two.options == {"threads": 2, "layout": "contiguous", "onednn": False}
+    assert two.options == {"threads": 2, "layout": "contiguous"}
     gpipe = parse("torch-pipeline:schedule=gpipe:micro_batches=8:split=2")
     assert (gpipe.split, gpipe.options["schedule"], gpipe.options["micro_batches"]) == ("2", "gpipe", 8)
     assert parse("fdg").worker != torch.worker == jax_peer.worker  # and what is no peer is a side of ours
@@ -48,7 +48,7 @@ def test_a_peer_has_its_processes_its_cores_and_its_options():
 @pytest.mark.parametrize(
     ("side", "changes", "word"),
     [
-        ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout, onednn"),
+        ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout"),
         ("torch-pipeline:micro_batches=3", {}, "3 micro-batches do not divide 8 images"),
         ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
     ],
@@ -179,7 +179,7 @@ def test_pytorchs_augmentation_is_ours_for_the_same_random_choices():
 def test_every_peer_is_compared_with_bp(capfd):
     torch_modules()
     sides = ["bp", "torch", "torch:threads=2", "torch-ddp", "torch-pipeline", "torch-pipeline:schedule=gpipe:split=2"]
-    sides += ["torch-pipeline:layout=contiguous", "torch:onednn=off:layout=contiguous"]
+    sides += ["torch-pipeline:layout=contiguous", "torch:layout=contiguous"]
     short = ["--model", "resnet8", "--batch-size", "8", "--windows", "2", "--seconds", "0.1", "--json"]
     assert images_per_second.main([*short, "--sides", *sides]) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]

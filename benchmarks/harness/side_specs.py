@@ -29,31 +29,23 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bp-on-each-core": {"method": "bp", "K": 1, "cores": 2, "worker": EACH_CORE},
     "delay-line": {"method": "fdg", "engine": "delay-line", "cores": 1},
 }
-OPTIONS = {
-    "K": "number of stages",
-    "cores": "cores the process is pinned to",
-    "engine": "pipeline or delay-line",
-    "split": "paper, even, balanced, measured or block numbers",
-    "copies": "independent processes that train at the same time; on a CPU each on a core",
-    "processes": "one, or each: every stage in a process of its own, on a core of its own",
-    "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
-    "layers": "cured (the fast paths, made for a device that is one core) or plain (XLA's own)",
-    "hugepages": "on (and glibc keeps freed memory), only (glibc returns it at every step), or off",
-    "xla": "XLA flags",
-    "dtype": "float32 or bfloat16",
-    "precision": "of float32 products: default (JAX's, which may be TF32 on a GPU) or highest",
+# name: (the values, if only some are allowed; what they mean)
+OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "K": ((), "number of stages"),
+    "cores": ((), "cores the process is pinned to"),
+    "engine": (("pipeline", "delay-line"), "pipeline or delay-line"),
+    "split": ((), "paper, even, balanced, measured or block numbers"),
+    "copies": ((), "independent processes that train at the same time; on a CPU each on a core"),
+    "processes": (("one", "each"), "one, or each: every stage in a process of its own, on a core of its own"),
+    "packing": (("on", "off"), "on, or off: every small array of a stage goes in and out of its programs by itself"),
+    "layers": (("cured", "plain"), "cured (the fast paths, made for a device that is one core) or plain (XLA's own)"),
+    "hugepages": (("on", "only", "off"), "on (glibc keeps freed memory), only (it returns it at every step), or off"),
+    "xla": ((), "XLA flags"),
+    "dtype": (("float32", "bfloat16"), "float32 or bfloat16"),
+    "precision": (("default", "highest"), "of float32 products: default (JAX's, on a GPU maybe TF32) or highest"),
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 OF_TRAINING = "a correction with its options, an optimizer: correct=anticipate:prediction=linear, optimizer=adamw"
-CHOICES = {
-    "engine": ("pipeline", "delay-line"),
-    "processes": ("one", "each"),
-    "packing": ("on", "off"),
-    "layers": ("cured", "plain"),
-    "hugepages": ("on", "only", "off"),
-    "dtype": ("float32", "bfloat16"),
-    "precision": ("default", "highest"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +152,9 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
         # The training command's own checks find all other mistakes.
         return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].kind))
     if key not in OPTIONS or not equals:
-        known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
+        known = "; ".join([*(f"{name}: {meaning}" for name, (_, meaning) in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
         raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
-    return key, typed(side, key, value, 1 if key in ("K", "cores", "copies") else "", CHOICES.get(key, ()), least=1)
+    return key, typed(side, key, value, 1 if key in ("K", "cores", "copies") else "", OPTIONS[key][0], least=1)
 
 
 def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:

@@ -30,25 +30,17 @@ class Peer(NamedTuple):
     gpu: bool = False
 
 
-LAYOUT = {"layout": "channels-last", "onednn": True}
+LAYOUT = {"layout": "channels-last"}
 PEERS = {
-    "torch": Peer(
-        "PyTorch, one process (graph: on a GPU, a step as one CUDA graph)", "torch_bp", "torch", False,
-        {"threads": 1, **LAYOUT, "graph": False}, gpu=True,
-    ),
+    "torch": Peer("PyTorch, one process (graph: on a GPU, a step as one CUDA graph)", "torch_bp", "torch", False,
+                  {"threads": 1, **LAYOUT, "graph": False}, gpu=True),
     "torch-ddp": Peer("DistributedDataParallel, K processes, gloo", "torch_ddp", "torch", True, LAYOUT),
-    "torch-pipeline": Peer(
-        "torch.distributed.pipelining, K processes, gloo", "torch_pipeline", "torch", True,
-        {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT},
-    ),
+    "torch-pipeline": Peer("torch.distributed.pipelining, K processes, gloo", "torch_pipeline", "torch", True,
+                           {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT}),
     "jax-shard-map": Peer("one jax.jit over jax.shard_map, K devices", "jax_shard_map", "jax", False,
                           {"layers": "cured"}),
 }  # fmt: skip
-CHOICES = {
-    "layers": side_specs.CHOICES["layers"],
-    "layout": ("channels-last", "contiguous"),
-    "schedule": ("gpipe", "1f1b"),
-}
+CHOICES = {"layers": ("cured", "plain"), "layout": ("channels-last", "contiguous"), "schedule": ("gpipe", "1f1b")}
 REQUIREMENTS = "requirements-peers.txt"
 
 

@@ -22,9 +22,8 @@ LEARNING_RATE = 0.01  # as for fdg_jax's sides
 
 
 def settle(side: Side, seed: int = 0) -> None:
-    """Sets the threads, oneDNN and the seed of this process, before anything is computed."""
+    """Sets the threads and the seed of this process, before anything is computed."""
     torch.set_num_threads(side.options.get("threads", 1))
-    torch.backends.mkldnn.enabled = side.options["onednn"]
     for products in (torch.backends.cuda.matmul, torch.backends.cudnn):
         products.allow_tf32 = side.precision != "highest"
     torch.manual_seed(seed)
