@@ -32,6 +32,7 @@ from jax import lax
 
 from benchmarks.harness import report
 from benchmarks.harness.forms import replaced
+from benchmarks.harness.plain import network
 from fdg_jax import layers, models, split
 from fdg_jax.layers import convolution, sequence
 from fdg_jax.machine import facts, programs
@@ -73,7 +74,6 @@ PLAIN: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "tokens": {"product": plain_product, "rotation": sequence.plain_rotation},
 }
-CLASSES = {"images": 10, "tokens": 256}
 LENGTH = 64  # tokens of an example
 
 
@@ -99,23 +99,19 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     return Row(step, closure_bytes), y
 
 
-def examples(model: str, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Random images, or bytes, and their labels."""
-    takes, key = models.takes(model), jax.random.key(1)
-    if takes == "images":
-        return jax.random.normal(key, (batch_size, 32, 32, 3)), jnp.arange(batch_size) % CLASSES[takes]
-    tokens = jax.random.randint(key, (batch_size, LENGTH), 0, CLASSES[takes])
-    return tokens, tokens
+def drawn(model: str, batch_size: int) -> tuple[list[nn.Module], Any]:
+    """The blocks of a model, and (random images or bytes, their labels) on the device."""
+    blocks, batch = network(model, batch_size, LENGTH if models.takes(model) == "tokens" else 32)
+    return blocks, jax.device_put(batch)
 
 
 def whole_network(model: str, batch_size: int) -> dict[str, Row]:
     """A step of the whole network for each choice of plain layers and fast paths."""
-    rows, takes = {}, models.takes(model)
-    x, labels = examples(model, batch_size)
-    forms = PLAIN[takes]
+    rows, forms = {}, PLAIN[models.takes(model)]
+    blocks, (x, labels) = drawn(model, batch_size)
     one_cured = {f"cured {name}": {n: form for n, form in forms.items() if n != name} for name in forms}
     for row, chosen in {"plain": forms, **one_cured, "all cured": {}}.items():
-        module = split.Stage(tuple(models.blocks(model, CLASSES[takes])))
+        module = split.Stage(tuple(blocks))
         with replaced(chosen):
             rows[row], _ = timed(functions(module, cross_entropy), module, x, labels)
     return rows
@@ -124,8 +120,8 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
 def each_block(model: str, batch_size: int) -> dict[str, Row]:
     """A step of every block by itself; equal blocks share one measurement."""
     rows, known = {}, {}
-    x, _ = examples(model, batch_size)
-    for number, block in enumerate(models.blocks(model, CLASSES[models.takes(model)])):
+    blocks, (x, _) = drawn(model, batch_size)
+    for number, block in enumerate(blocks):
         if (block, x.shape) not in known:
             known[block, x.shape] = timed(functions(block, None), block, x, None)
         rows[split.block_name(number)], x = known[block, x.shape]

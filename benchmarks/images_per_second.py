@@ -151,8 +151,6 @@ def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
     sides, given.missing = peers.available(sides, given.python)
     for sentence in given.missing:
         report.say(sentence)
-    if given.also_over not in (None, *(side.name for side in sides)):
-        raise BadInput(f"--also-over {given.also_over} is missing here. Leave it out.")
     return sides
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import hosts, machines, report, side_specs, wire_probe
-from benchmarks.harness.joined import COORDINATOR, HOSTS
+from benchmarks.harness.ranks import COORDINATOR, HOSTS
 from benchmarks.harness.report import median, rounded
 from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import Worker
@@ -136,8 +136,6 @@ def row(
 
 def joined(given: report.Given, cores: int) -> Side:
     """The side that is measured. Raises BadInput if it cannot be measured."""
-    if given.K < 2:
-        raise BadInput(f"--K {given.K}: a network is between 2 processes or more.")
     models.blocks(given.model, 10)  # refuses an unknown model
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = side_specs.parse(f"{given.method}:processes=each", common, "", given.split)
@@ -198,13 +196,11 @@ def table(found: report.Rows, given: report.Given) -> str:
         columns.append(("predicted / measured", report.spread_of(f"ratio_of_{what}", 3)))
     columns.append((f"within {BOUND_PERCENT:.0f}%", within))
     one = found[0]
-    about = (
-        f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
-        f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); n = {one['rounds']} "
-        f"windows of {one['batches_per_window']} batches: median (least to most), the ratios within a turn. "
-        f"{report.place(one)}, {report.versions(one)}. The relay took at most "
-        f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
-    )
+    about = f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
+    about += f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); n = {one['rounds']} "
+    about += f"windows of {one['batches_per_window']} batches: median (least to most), the ratios within a turn. "
+    about += f"{report.place(one)}, {report.versions(one)}. The relay took at most "
+    about += f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
     return report.table(columns, found, about)
 
 

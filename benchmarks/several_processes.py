@@ -58,7 +58,6 @@ MODELS = ("resnet20:128", "wrn16_4:64")
 JOINED, TOGETHER, ALONE = "fdg:processes=each", "fdg", "bp"
 MEASURED = "measured"
 PEERS = ("torch-pipeline", "torch-ddp")
-LATE_TRIES = 10
 BLOCK_ROUNDS = 5  # rounds of measuring each block
 
 
@@ -97,13 +96,13 @@ def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side
 
 def compare(
     sides: Sequence[side_specs.Side], cores: Sequence[int], given: report.Given
-) -> tuple[list[Worker], dict[str, Any], list[float]]:
+) -> tuple[list[Worker], dict[str, Any]]:
     """Measures the sides of a model, with new processes for each of --starts.
 
     Returns: (a worker of each side with the windows of all starts, the recordings of the processes of JOINED in one
-        more window, the delays in seconds with which their threads saw ends).
+        more window).
     """
-    first, recorded, late = list[Worker](), dict[str, Any](), list[list[float]]()
+    first, recorded = list[Worker](), dict[str, Any]()
     for start in range(given.starts):
         report.say(f"{sides[0].model}, start {start + 1} of {given.starts}")
         with started(sides, cores) as workers:
@@ -117,8 +116,7 @@ def compare(
             first = first or workers
             if start == given.starts - 1:
                 recorded = workers[0].ask({"recorded": ahead(given.K) + given.steps + 2})
-                late = workers[0].ask({"lateness": LATE_TRIES})["processes"]
-    return first, recorded, [seconds for each in late for seconds in each]
+    return first, recorded
 
 
 def ahead(K: int) -> int:
@@ -147,18 +145,16 @@ def side_row(worker: Worker, bases: Mapping[str, Worker], given: report.Given) -
     return {**speed_row(worker, found, first), "rounds": given.rounds, "starts": given.starts, "over": over}
 
 
-def exchange_row(
-    joined: Worker, recorded: Mapping[str, Any], late: Sequence[float], given: report.Given, drawn: str
-) -> dict[str, Any]:
+def exchange_row(joined: Worker, recorded: Mapping[str, Any], given: report.Given, drawn: str) -> dict[str, Any]:
     """The row of the messages between processes, and of the work and waiting of each stage.
 
     Arguments:
         recorded: the recordings of the processes of JOINED in one more window.
-        late: the delays in seconds with which their threads saw the ends of operations.
         drawn: the path of a picture; "": none.
     """
     side, ticks, processes = joined.side, recorded["processes"][0]["batches"], recorded["processes"]
     ended = [each for process in processes for each in read(process["ended"])]
+    late = [seconds for process in processes for seconds in process["late"]]
     everything = events(ended)
     first = min(event.batch for event in everything if event.what == "enter") + ahead(side.K)
     inside, length = window(everything, first, first + given.steps - 1)
@@ -211,12 +207,10 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
 def rows(given: report.Given) -> list[dict[str, Any]]:
     """Measures all models."""
     cores = side_specs.cores_available()
-    if len(cores) < given.K:
-        usable = f"there {'is' if len(cores) == 1 else 'are'} {len(cores)}"
-        fact = f"each of {given.K} processes wants a core of its own, and {usable}"
-        raise BadInput(f"--K {given.K}: {fact}. Use a machine with more cores, or a --K from 2 on that fits.")
     for text in given.models:  # before the first is measured
-        side_specs.check(sides_of(text, given, "balanced" if given.split == MEASURED else given.split), len(cores))
+        cut = "balanced" if given.split == MEASURED else given.split
+        side_specs.check([peers.parse(JOINED, {**wanted(text), "K": given.K}, "", cut)], len(cores))
+        side_specs.check(sides_of(text, given, cut), len(cores))
     if given.out:
         report.folder(given.out)
     made = []
@@ -227,11 +221,11 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
         sides, missing = peers.available(sides_of(text, given, cut), given.python)
         for sentence in missing:
             report.say(sentence)
-        workers, recorded, late = compare(sides, cores, given)
+        workers, recorded = compare(sides, cores, given)
         bases = {w.side.name: w for w in workers if w.side.name in (independent(given.K), ALONE)}
         made += [side_row(worker, bases, given) for worker in workers]
         drawn = f"several_processes_{sides[0].model}.png" if given.out else ""
-        exchanged = exchange_row(workers[0], recorded, late, given, drawn)
+        exchanged = exchange_row(workers[0], recorded, given, drawn)
         made.append({**exchanged, **bound(blocks["block_seconds"], workers[0]), "missing": missing})
     return made
 
@@ -248,12 +242,10 @@ def speed_table(found: report.Rows, given: report.Given) -> str:
         columns[f"over {name}"] = lambda row, name=name: report.spread(row["over"][name], 3)
     columns["each core busy"] = lambda row: report.percents(row["core_percent"])
     ratio, n = statistics.median(next(iter(joined["over"].values()))), given.rounds * given.starts
-    about = (
-        f"{joined['model']}, batch {joined['batch_size']}, windows of {given.steps} batches in turns, n = {n} a side "
-        f"({given.rounds} rounds, {given.starts} start{'s' * (given.starts > 1)}): median (least to most). "
-        f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal {GOAL}: "
-        f"{'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
-    )
+    about = f"{joined['model']}, batch {joined['batch_size']}, windows of {given.steps} batches in turns, n = {n} a "
+    about += f"side ({given.rounds} rounds, {given.starts} start{'s' * (given.starts > 1)}): median (least to most). "
+    about += f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal "
+    about += f"{GOAL}: {'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
     return report.table(columns, found, about)
 
 

@@ -15,9 +15,8 @@ import numpy as np
 
 import fdg_jax
 from benchmarks.harness import bench_worker, message_counts
-from benchmarks.harness.joined import COORDINATOR
 from benchmarks.harness.recording import Recording, lateness, quick_threads
-from benchmarks.harness.serving import RANK
+from benchmarks.harness.serving import COORDINATOR, RANK
 from benchmarks.harness.side_specs import Side
 from fdg_jax.training import job as jobs
 from fdg_jax.training.processes import JoinedPeers
@@ -26,6 +25,7 @@ from fdg_jax.transport.devices import is_here
 from fdg_jax.transport.notices import Notices
 
 LEAVING_SECONDS = 5  # for the others to leave as well
+LATE_TRIES = 10
 PAUSE_SECONDS = 0.15  # before a message is sent alone: longer than the time of a message
 
 
@@ -43,17 +43,18 @@ class Trainer(bench_worker.Trainer):
         """Trains on so many batches and records every operation and message.
 
         Returns: `ended` (each dispatch of this process, with the time when its end was seen), `counted` (its messages),
-            `predicted` (the messages of all processes, from their shapes), processor seconds and the window's times.
+            `predicted` (the messages of all processes, from their shapes), `late` (the delays in seconds with which a
+            watcher sees an end), processor seconds and the window's times.
         """
         before = os.times()
         with message_counts.counting(self.engine) as counted, quick_threads():
             recording = Recording(self.engine)
             window = self.run(batches)
-            ended = recording.stop()
-        after = os.times()
+            ended, after = recording.stop(), os.times()
+            late = lateness(LATE_TRIES)
         seconds = {"user_seconds": after.user - before.user, "system_seconds": after.system - before.system}
         predicted = message_counts.predicted(self.engine)
-        return {**window, **seconds, "ended": ended, "counted": counted, "predicted": predicted}
+        return {**window, **seconds, "ended": ended, "late": late, "counted": counted, "predicted": predicted}
 
     def messages(self, tries: int) -> dict[str, Any]:
         """Sends messages of the sizes in a tick, each `tries` times, one at a time and with no other on its way.
@@ -68,11 +69,6 @@ class Trainer(bench_worker.Trainer):
                 target = next(place.device for place in places if place.device.process_index == to)
                 found.append([what, k, to, size, *sent_alone(places[k - 1].device, target, size, tries)])
         return {"messages": found}
-
-    def lateness(self, tries: int) -> list[float]:
-        """The delays in seconds with which a watcher sees an end."""
-        with quick_threads():
-            return lateness(tries)
 
     def leave(self) -> None:
         """Leaves the other processes, which leave at the same time, without waiting long for one that does not."""

@@ -17,11 +17,13 @@ Batch = tuple[Any, Any]
 
 
 def network(name: str, n: int, size: int) -> tuple[list[nn.Module], Batch]:
-    """The blocks of a model, and a batch: n rows of `size` tokens, or n images of size x size pixels."""
-    tokens = models.takes(name) == "tokens"
-    x = np.zeros((n, size), np.int32) if tokens else np.ones((n, size, size, 3), np.float32)
-    y = np.zeros((n, size) if tokens else (n,), np.int32)
-    return models.blocks(name, classes=256 if tokens else 10), (x, y)
+    """The blocks of a model, and a random batch: n rows of `size` tokens, or n images of size x size pixels."""
+    random = np.random.default_rng(1)
+    if models.takes(name) == "tokens":
+        x = y = random.integers(0, 256, (n, size), np.int32)
+        return models.blocks(name, classes=256), (x, y)
+    x = random.normal(size=(n, size, size, 3)).astype(np.float32)
+    return models.blocks(name, classes=10), (x, np.arange(n, dtype=np.int32) % 10)
 
 
 def cross_entropy(outputs: Any, labels: Any) -> jax.Array:

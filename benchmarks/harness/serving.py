@@ -1,7 +1,7 @@
 """The process of every side: it trains on request and measures its own time.
 
-The first argument is the side as a JSON object; its `worker` is the module whose `Trainer` trains. The process answers
-once it is compiled and warm. Then it answers each line: {"run": n} with the time of n batches, {"operations": n} with
+The first argument is the side as a JSON object; its `worker` is the class that trains. The process answers once it is
+compiled and warm. Then it answers each line: {"run": n} with the time of n batches, {"operations": n} with
 the time of each of their operations, {"memory": n} with the live bytes after them and {"held": n} with the bytes held
 between two operations; {} if these are not known. It ends when its input ends.
 """
@@ -18,13 +18,14 @@ from importlib import import_module
 from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 
-RANK = "FDG_JAX_RANK"  # in the environment of a side's process that is one of several: its number, from 0 on
+# In the environment of a side's process that is one of several: its number, from 0 on; where rank 0 listens.
+RANK, COORDINATOR = "FDG_JAX_RANK", "FDG_JAX_COORDINATOR"
 
 
 def serve(side: Side) -> int:
-    """Answers what it is asked until its input ends. Returns the exit code.
+    """Makes the side's worker, which answers until the input ends. Returns the exit code.
 
-    A Trainer has `run`, which trains on so many batches, all computed on return, `about`, the facts about itself, and a
+    It has `run`, which trains on so many batches, all computed on return, `about`, the facts about itself, and a
     method for each other question that it can answer.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -38,7 +39,8 @@ def serve(side: Side) -> int:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, [cores[int(os.environ[RANK]) % len(cores)]])
     try:
-        kind = import_module(side.worker).Trainer
+        module, _, name = side.worker.rpartition(".")
+        kind = getattr(import_module(module), name)
         getattr(kind, "prepare", lambda: None)()
         trainer = kind(side)
     except BadInput as error:

@@ -20,7 +20,7 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.methods import interface
 from fdg_jax.schedule import Schedule
 
-EACH_CORE, JOINED = "benchmarks.harness.each_core", "benchmarks.harness.joined"
+EACH_CORE, JOINED = "benchmarks.harness.ranks.EachCore", "benchmarks.harness.ranks.Joined"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # as in the training command on one core
 # The differences from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ class Side:
     xla: flags added to XLA_FLAGS.
     options: the method's.
     training: other options of the training command: a correction with its options, an optimizer.
-    worker: the module whose `Trainer` trains in its process.
+    worker: the class that trains in its process.
     interpreter: the Python that runs the worker; "": that of this process.
     """
 
@@ -83,7 +83,7 @@ class Side:
     precision: str = "default"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    worker: str = "benchmarks.harness.bench_worker"
+    worker: str = "benchmarks.harness.bench_worker.Trainer"
     interpreter: str = ""
 
 

@@ -10,7 +10,7 @@ from benchmarks.harness.side_specs import Side
 MEETING = "FDG_JAX_PEER_MEETING"  # in the environment of a rank: the file
 
 
-class Trainer(ranks.Ranks):
+class Ranks(ranks.Ranks):
     """K processes that answer as one."""
 
     def __init__(self, side: Side):
@@ -18,7 +18,8 @@ class Trainer(ranks.Ranks):
             side = dataclasses.replace(side, split=cut(side))
         with tempfile.TemporaryDirectory(prefix="fdg_jax-peer-") as folder:
             meeting = {MEETING: os.path.join(folder, "meeting"), "GLOO_SOCKET_IFNAME": "lo"}
-            super().__init__(ranks.of_stages(f"benchmarks.peers.{side.engine}", side, {**os.environ, **meeting}))
+            worker = f"benchmarks.peers.{side.engine}.Trainer"
+            super().__init__(ranks.of_stages(worker, side, {**os.environ, **meeting}))
 
 
 def cut(side: Side) -> str:

@@ -75,7 +75,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
         Side(
             name=text, method=name, K=K, cores=options.get("threads", K), engine=peer.module, device=device,
             split=cut if cut is None else cut or split, xla=xla if peer.needs == "jax" else "", options=options,
-            worker=f"benchmarks.peers.{'ranks' if peer.processes else peer.module}", **common,
+            worker=f"benchmarks.peers.{'ranks.Ranks' if peer.processes else f'{peer.module}.Trainer'}", **common,
         )
     )  # fmt: skip
 
