@@ -28,11 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.harness import report
-from benchmarks.harness.forms import replaced
+from benchmarks.harness import forms, report
 from fdg_jax import models, split
 from fdg_jax.checkpoint import state as states
-from fdg_jax.errors import BadInput
 from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stages.functions import functions, init_variables, split_variables
@@ -53,16 +51,6 @@ class Wanted(NamedTuple):
     model: str
     batch: int
     size: int
-
-
-def wanted(text: str) -> Wanted:
-    """Reads MODEL:BATCH:SIZE."""
-    model, _, numbers = text.partition(":")
-    batch, _, size = numbers.partition(":")
-    if not (batch.isdecimal() and size.isdecimal()):
-        raise BadInput(f"--models {text}: write MODEL:BATCH:SIZE, e.g. resnet20:128:32.")
-    models.blocks(model, CLASSES)  # refuses an unknown model
-    return Wanted(model, int(batch), int(size))
 
 
 def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
@@ -175,10 +163,10 @@ def fusions(text: str) -> dict[str, int]:
 
 def measured(of: Wanted) -> dict[str, Any]:
     """The table row of a model."""
-    with replaced({"relu": jnp.tanh, "relu6": jnp.tanh}):
+    with forms.replaced({"relu": jnp.tanh, "relu6": jnp.tanh}):
         drawn = problem(of)
         # Convolutions as sums of products, as XLA's own take hours in float64.
-        with mock.patch.object(convolution, "PLAIN", True), replaced({"plain_conv": by_products}):
+        with mock.patch.object(convolution, "PLAIN", True), forms.replaced({"plain_conv": by_products}):
             right, _ = run(drawn.in_dtype(jnp.float64), JITS["without YNNPACK"])
         found = {name: run(drawn, JITS[name]) for name in ("by default", "as a stage")}
     differences = {name: {part: worst(value, right[part]) for part, value in arrays.items()}
@@ -209,7 +197,8 @@ def parser() -> report.Parser:
 
 
 def results(given: report.Given) -> Iterator[dict[str, Any]]:
-    asked = [wanted(text) for text in given.models]
+    sizes = [report.sized("--models", text, MODELS[0]) for text in given.models]
+    asked = [Wanted(model, *numbers) for model, numbers in sizes]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
     compile_cache.enable()

@@ -30,9 +30,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.harness import report
+from benchmarks.harness import plain, report
 from benchmarks.harness.forms import replaced
-from benchmarks.harness.plain import network
 from fdg_jax import layers, models, split
 from fdg_jax.layers import convolution, sequence
 from fdg_jax.machine import facts, programs
@@ -101,7 +100,7 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
 
 def drawn(model: str, batch_size: int) -> tuple[list[nn.Module], Any]:
     """The blocks of a model, and (random images or bytes, their labels) on the device."""
-    blocks, batch = network(model, batch_size, LENGTH if models.takes(model) == "tokens" else 32)
+    blocks, batch = plain.network(model, batch_size, LENGTH if models.takes(model) == "tokens" else 32)
     return blocks, jax.device_put(batch)
 
 

@@ -25,10 +25,7 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-from benchmarks.harness import report
-from benchmarks.harness.bench_worker import Trainer
-from benchmarks.harness.children import ChildFailed
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import bench_worker, children, report, side_specs
 from benchmarks.harness.turns import back_and_forth
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.data.dataset import Dataset
@@ -86,12 +83,12 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     if batches < EVERY:
         raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
     asked = {name: getattr(given, name) for name in ("method", "K", "model", "batch_size")}
-    side = Side("trained", **asked, cores=given.K, engine="auto")
+    side = side_specs.Side("trained", **asked, cores=given.K, engine="auto")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = measure(Trainer(side).job, batches, given.windows, Path(folder))
+            found = measure(bench_worker.Trainer(side).job, batches, given.windows, Path(folder))
         except run_checkpoints.SaveFailed as error:
-            raise ChildFailed(str(error)) from None
+            raise children.ChildFailed(str(error)) from None
         files = [file for file in run_checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
         given.megabytes = sum(file.stat().st_size for file in files) / 1e6
     about = {**asked, "windows": given.windows, "batches_per_window": batches, "jax": jax.__version__}
@@ -117,8 +114,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
 
 def parser() -> report.Parser:
     made = report.parser("checkpoint_cost", __doc__, model="resnet20", batch_size=128, K=2, method="fdg", windows=4)
-    told = "of an epoch, which is a window (default: CIFAR-10's, 391 of 128)"
-    made.add_argument("--batches", type=report.positive, help=told)
+    made.add_argument("--batches", type=report.positive, help="of a window (default: an epoch of CIFAR-10, 391 of 128)")
     return made
 
 

@@ -147,8 +147,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
 def parser() -> report.Parser:
     usual = {"model": "resnet8", "method": "fdg", "K": 2, "split": "balanced", "batch_size": 8, "ticks": 10_000}
     made = report.parser("endurance", __doc__, **usual)
-    told = "1 (default), or K: one for each stage"
-    made.add_argument("--processes", type=report.positive, default=1, help=told)
+    made.add_argument("--processes", type=report.positive, default=1, help="1 (default), or K: one for each stage")
     made.add_argument("--every", type=report.positive, default=1000, help="ticks a row (default 1000)")
     return made
 

@@ -30,9 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg_jax
-from benchmarks.harness import report
-from benchmarks.harness.hooks import Call, around
-from benchmarks.harness.operation_times import Clock
+from benchmarks.harness import hooks, operation_times, report
 from fdg_jax import models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
@@ -105,12 +103,12 @@ class Small:
             pipeline.init(jax.random.key(0), (self.images[self.row], self.labels[self.row]))
         assert isinstance(pipeline.engine, host_engine.HostEngine)
         self.engine = pipeline.engine
-        with around(self.engine, self.count):
+        with hooks.around(self.engine, self.count):
             for _ in range(2 * K):
                 self.tick()
         self.wait()
 
-    def count(self, call: Call, dispatch: Callable[[], Any]) -> Any:
+    def count(self, call: hooks.Call, dispatch: Callable[[], Any]) -> Any:
         result = dispatch()
         if call.what == "F":
             self.leaves[call.k] = count_leaves(self.engine.stages[call.k], self.K)
@@ -126,8 +124,8 @@ class Small:
     def calls(self, ticks: int) -> dict[tuple[str, int], float]:
         """Median microseconds of each dispatch, by (what, k): see `Clock`. ("send", 0) is the median of all
         messages."""
-        clock = Clock(self.engine)
-        with around(self.engine, clock):
+        clock = operation_times.Clock(self.engine)
+        with hooks.around(self.engine, clock):
             for _ in range(ticks):
                 clock.train(self.images, self.labels, self.row)
         sends = [seconds for (what, _), taken in clock.host.items() if what.startswith("send") for seconds in taken]
@@ -256,8 +254,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
 def parser() -> report.Parser:
     usual = {"model": ["resnet20"], "K": [1, 2, 3, 4], "split": "balanced", "ticks": 300, "batch_size": 1}
     made = report.parser("host_cost", __doc__, **usual)
-    told = "whether small arrays are packed into one (default on)"
-    made.add_argument("--packing", choices=["on", "off"], nargs="+", default=["on"], help=told)
+    made.add_argument("--packing", choices=["on", "off"], nargs="+", default=["on"], help="small arrays (default on)")
     return made
 
 

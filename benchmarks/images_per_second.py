@@ -17,8 +17,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness import report, side_specs
-from benchmarks.harness.turns import Worker, started, take_turns
+from benchmarks.harness import report, side_specs, turns
 from benchmarks.peers import sides as peers
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
@@ -29,7 +28,7 @@ DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
 SPEEDS = "images_per_second_windows"
 
 
-def speed_row(worker: Worker, speeds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
+def speed_row(worker: turns.Worker, speeds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
     """The entries of a row on a side's windows and on the cores meanwhile. speeds, first: images/s of each window of
     this side and of the first."""
     by_core = [report.median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)]
@@ -38,7 +37,7 @@ def speed_row(worker: Worker, speeds: Sequence[float], first: Sequence[float]) -
     return {**worker.about, "batches_per_window": worker.batches, **found, "core_percent": by_core, **others}
 
 
-def row(worker: Worker, first: Worker, given: report.Given) -> dict[str, Any]:
+def row(worker: turns.Worker, first: turns.Worker, given: report.Given) -> dict[str, Any]:
     faults = round(report.median(worker.column("page_faults"), 1) / worker.batches, 1)
     busy = {"busy_percent": report.median(worker.column("busy_percent"), 1), "page_faults_per_batch": faults}
     about = {"windows": given.windows, "seconds": given.seconds, "baseline": first.side.name, "held": worker.held}
@@ -121,13 +120,10 @@ def parser() -> report.Parser:
     usual = {"model": "resnet20", "batch_size": 128, "K": 2, "split": "balanced", "windows": 6, "seconds": 8.0}
     made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines), **usual)
     add = made.add_argument
-    told = f"the first is the baseline (default {default}, on a GPU {default_gpu})"
-    add("--sides", nargs="+", metavar="SIDE", help=told)
+    add("--sides", nargs="+", metavar="SIDE", help=f"first the baseline (default {default}, on a GPU {default_gpu})")
     add("--also-over", metavar="SIDE", help="another side to compare with, in a column of its own")
-    told = "count also the bytes of each side's arrays between two operations, predicted and measured"
-    add("--memory", action="store_true", help=told)
-    told = "CPU cores, or the accelerators that JAX finds (default: a GPU, if any)"
-    add("--device", choices=["cpu", "gpu"], help=told)
+    add("--memory", action="store_true", help="count the bytes of each side's arrays, too, predicted and measured")
+    add("--device", choices=["cpu", "gpu"], help="CPU cores, or JAX's accelerators (default: a GPU, if any)")
     add("--dtype", choices=side_specs.OPTIONS["dtype"][0], help="of every side without dtype=... of its own")
     add("--precision", choices=side_specs.OPTIONS["precision"][0], help="of every side without one of its own")
     add("--skip-failed", action="store_true", help="leave a side out that fails, unless it is the first")
@@ -157,8 +153,8 @@ def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
 def results(given: report.Given) -> list[dict[str, Any]]:
     device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
     sides, left_out = asked_for(given, device), dict[str, str]() if given.skip_failed else None
-    with started(sides, side_specs.cores_available(), given.seconds, left_out) as workers:
-        workers = take_turns(workers, given.windows, left_out)
+    with turns.started(sides, side_specs.cores_available(), given.seconds, left_out) as workers:
+        workers = turns.take_turns(workers, given.windows, left_out)
         for worker in workers if given.memory else []:
             worker.held = worker.ask({"held": 2})
     given.missing += [f"Side {name} is left out: {why}." for name, why in (left_out or {}).items()]

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import report, side_specs
-from benchmarks.harness.paper_speeds import SPEEDS
-from benchmarks.harness.turns import back_and_forth
+from benchmarks.harness import paper_speeds, report, side_specs, turns
+from fdg_jax import models
 from fdg_jax.data.stream import AHEAD, Loader, Stream, TrainBatches
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
@@ -32,7 +31,7 @@ from fdg_jax.machine.cores import pinned
 
 PHOTO, QUALITY, CLASSES = (500, 375), 90, 10
 LOADER = "loader, workers="
-PAPER = max(float(speed.images_per_second) for speed in SPEEDS if speed.network == "ResNet-101")
+PAPER = max(float(speed.images_per_second) for speed in paper_speeds.SPEEDS if speed.network == "ResNet-101")
 
 
 def make_images(folder: Path, count: int) -> float:
@@ -66,7 +65,7 @@ def demand(source: Stream, given: report.Given) -> Callable[[], float]:
     import jax
 
     import fdg_jax
-    from fdg_jax import models, split
+    from fdg_jax import split
     from fdg_jax.data.augment import train_transform
     from fdg_jax.recipe import paper_sgd
     from fdg_jax.training.job import cross_entropy
@@ -106,7 +105,7 @@ def measure(source: Stream, cores: Sequence[int], given: report.Given) -> dict[s
     for workers in given.workers:
         sides[f"{LOADER}{workers}"] = lambda workers=workers: supply(source, workers, given)
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for turn, name in back_and_forth(given.windows, list(sides)):
+    for turn, name in turns.back_and_forth(given.windows, list(sides)):
         with pinned(cores[: cores_of(name)]):
             found[name].append(sides[name]())
         report.say(f"turn {turn + 1} of {given.windows}, {name}: {found[name][-1]:.1f} images/s")
@@ -138,28 +137,21 @@ def table(made: report.Rows, given: report.Given) -> str:
 
 def parser() -> report.Parser:
     made = report.parser("loader", __doc__, model="resnet101_imagenet", batch_size=8, windows=4, seconds=8.0)
-    told = "processes of each loader (default 0 1 2, as cores allow)"
-    made.add_argument("--workers", type=int, nargs="+", default=None, help=told)
+    made.add_argument("--workers", type=int, nargs="+", help="processes of each loader (default 0 1 2, as cores allow)")
     made.add_argument("--images", type=report.positive, default=200, help="number of image files (default 200)")
     return made
 
 
-def check(given: report.Given, cores: int) -> None:
-    from fdg_jax import models
-
-    if given.workers is None:
-        given.workers = [workers for workers in (0, 1, 2) if workers <= cores]
-    for workers in given.workers:
-        if not 0 <= workers <= cores:
-            raise BadInput(f"--workers {workers}: there are {cores} cores, one for each. Use 0 to {cores}.")
-    if given.images < given.batch_size:
-        raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
-    models.blocks(given.model, CLASSES)
-
-
 def results(given: report.Given) -> list[dict[str, Any]]:
     cores = side_specs.cores_available()
-    check(given, len(cores))
+    if given.workers is None:
+        given.workers = [workers for workers in (0, 1, 2) if workers <= len(cores)]
+    if wrong := [workers for workers in given.workers if not 0 <= workers <= len(cores)]:
+        fact = f"there are {len(cores)} cores, one for each"
+        raise BadInput(f"--workers {wrong[0]}: {fact}. Use 0 to {len(cores)}.")
+    if given.images < given.batch_size:
+        raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
+    models.blocks(given.model, CLASSES)  # refuses an unknown model
     with tempfile.TemporaryDirectory() as folder, pinned(cores[:1]):  # before JAX makes its threads
         size = make_images(Path(folder), given.images)
         found = measure(stream(Path(folder)), cores, given)

@@ -23,11 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness import live_bytes, report
-from benchmarks.harness.bench_worker import Trainer
-from benchmarks.harness.hooks import around
-from benchmarks.harness.report import megabytes
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import bench_worker, hooks, live_bytes, report, side_specs
 from fdg_jax import methods
 from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import HostEngine
@@ -49,7 +45,7 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
     """
     watch = live_bytes.Watch()
     made = make()
-    with around(made.engine, watch.hook(made.engine)):
+    with hooks.around(made.engine, watch.hook(made.engine)):
         for _ in range(batches):
             step(made)
             watch.look()
@@ -92,8 +88,8 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
 def measured(model: str, method: str, K: int, weights: Any, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage."""
     own = {"weights": weights} if "weights" in methods.find(method).answers_to else {}
-    side = Side(method, method, K, K, model, given.batch_size, split=given.split, options=own)
-    trainer, bytes_live, stashes = live(lambda: Trainer(side), lambda trainer: trainer.run(1), 4 * K + 2)
+    side = side_specs.Side(method, method, K, K, model, given.batch_size, split=given.split, options=own)
+    trainer, bytes_live, stashes = live(lambda: bench_worker.Trainer(side), lambda trainer: trainer.run(1), 4 * K + 2)
     about = {"model": model, "method": method, "K": K, "weights": weights, "batch_size": given.batch_size}
     about |= {"cuts": list(trainer.job.partition.cuts)}
     rows, most, predicted = [], Counter[int](), memory.predict(trainer.engine)
@@ -109,11 +105,12 @@ def measured(model: str, method: str, K: int, weights: Any, given: report.Given)
 
 COLUMNS: dict[str, report.Cell] = {
     "model": "{model}", "method": "{method}", "K": "{K}", "weights": "{weights}", "k": "{k}",
-    "predicted MB": lambda r: megabytes(r["predicted_bytes"]), "live MB": lambda r: megabytes(r["live_bytes"]),
-    "live/predicted": "{live_over_predicted:.4f}", "stashes: schedule, held": "{memos}, {held_memos}",
+    "predicted MB": lambda r: report.megabytes(r["predicted_bytes"]),
+    "live MB": lambda r: report.megabytes(r["live_bytes"]), "live/predicted": "{live_over_predicted:.4f}",
+    "stashes: schedule, held": "{memos}, {held_memos}",
     "one stash MB: predicted, compiled":
-        lambda r: f"{megabytes(r['predicted_memo_bytes'])}, {megabytes(r['compiled_memo_bytes'])}",
-    "temporary MB": lambda r: megabytes(r["temporary_bytes"])
+        lambda r: f"{report.megabytes(r['predicted_memo_bytes'])}, {report.megabytes(r['compiled_memo_bytes'])}",
+    "temporary MB": lambda r: report.megabytes(r["temporary_bytes"])
         + (f" ({r['temporary_of']})" if r["temporary_bytes"] is not None else ""),
 }  # fmt: skip
 

@@ -32,10 +32,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import hosts, machines, report, side_specs, wire_probe
-from benchmarks.harness.ranks import COORDINATOR, HOSTS
-from benchmarks.harness.report import median, rounded
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import hosts, machines, ranks, report, serving, side_specs, wire_probe
 from benchmarks.harness.turns import Worker
 from fdg_jax import models
 from fdg_jax.errors import BadInput
@@ -46,6 +43,7 @@ NETWORKS = (
 )  # fmt: skip
 PORT = 1234  # at which process 0 listens on its host
 STREAM_BYTES = 2**24
+Sizes = Mapping[tuple[str, int], float]  # by (what, receiving stage)
 SETTLE, TRIES = 6, 3  # batches after a change that do not count; messages that are timed alone in a turn
 BOUND_PERCENT = 10.0  # the goal for the prediction's error
 LARGE = {
@@ -67,12 +65,12 @@ class Turn(NamedTuple):
     images_per_second: float
     link: float
     messages: float
-    seconds: Mapping[tuple[str, int], float]
+    seconds: Sizes
     relay_percent: float
     others_percent: float
 
 
-def machine(timed: Mapping[str, Any], side: Side, link: Link, size: Mapping[tuple[str, int], float]) -> Machine:
+def machine(timed: Mapping[str, Any], side: side_specs.Side, link: Link, size: Sizes) -> Machine:
     """A machine with a core for each stage.
 
     Arguments:
@@ -120,21 +118,22 @@ def row(
     column = {name: [getattr(each, name) for each in turns] for name in Turn._fields}
     measured, kernel = column["images_per_second"], Path("/proc/sys/net/ipv4/tcp_congestion_control")
     system = kernel.read_text(encoding="utf-8").strip()
-    alone = {f"{key[0]} to {key[1]}": rounded([each[key] for each in column["seconds"]], 6) for key in turns[0].seconds}
+    alone = {f"{what} to {k}": report.rounded([each[what, k] for each in column["seconds"]], 6)
+             for what, k in turns[0].seconds}  # fmt: skip
     return {
         **worker.about, "network": text, "latency_seconds": link.latency_seconds,
         "bytes_per_second": 1 / link.seconds_per_byte if link.seconds_per_byte else None, "windows": given.windows,
         "congestion_control": WINDOWS[given.windows].get("net.ipv4.tcp_congestion_control", system),
-        "rounds": given.rounds, "batches_per_window": given.steps, "images_per_second": rounded(measured, 4),
-        **{f"predicted_of_{what}": rounded(column[what], 4) for what in ("link", "messages")},
+        "rounds": given.rounds, "batches_per_window": given.steps, "images_per_second": report.rounded(measured, 4),
+        **{f"predicted_of_{what}": report.rounded(column[what], 4) for what in ("link", "messages")},
         **{f"ratio_of_{what}": report.over(column[what], measured, 4) for what in ("link", "messages")},
         "message_seconds": alone, "round_trip_seconds": probe["round_trip_seconds"],
         "stream_bytes_per_second": probe["bytes_per_second"],
-        **{name: median(column[name], 1) for name in ("relay_percent", "others_percent")},
+        **{name: report.median(column[name], 1) for name in ("relay_percent", "others_percent")},
     }  # fmt: skip
 
 
-def joined(given: report.Given, cores: int) -> Side:
+def joined(given: report.Given, cores: int) -> side_specs.Side:
     """The side that is measured. Raises BadInput if it cannot be measured."""
     models.blocks(given.model, 10)  # refuses an unknown model
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
@@ -157,7 +156,7 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
             there.become(link)
             probes[text] = wire_probe.measured(inside[:2], there.addresses[1], STREAM_BYTES)
         there.become(Link())
-        meeting = {HOSTS: json.dumps(inside), COORDINATOR: f"{there.addresses[0]}:{PORT}"}
+        meeting = {ranks.HOSTS: json.dumps(inside), serving.COORDINATOR: f"{there.addresses[0]}:{PORT}"}
         report.say(f"{side.name}: compiling, on {given.K} hosts")
         with Worker(side, cores, meeting) as worker:
             worker.ready().batches = given.steps

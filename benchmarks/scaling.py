@@ -14,9 +14,8 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import machines, report
+from benchmarks.harness import machines, paper_speeds, report
 from benchmarks.harness.machines import LINKS, BlockTimes
-from benchmarks.harness.paper_speeds import SPEEDS
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.pages.charts import canvas, plain
@@ -26,7 +25,7 @@ from fdg_jax.schedule.simulator import Link, Prediction, predict
 COLOURS = {"none": "#7b8794", "nvlink": "#009e73", "pcie": "#0072b2", "fitted link": "#d55e00"}
 MARKERS = {"one block": "s", "stage": "o", "link": "v", "host": "^", "waiting": "D"}
 ORDERS = {"backward-first": "-", "forward-first": ":"}
-PAPER = {(s.network, s.method, s.K): float(s.images_per_second) for s in SPEEDS}
+PAPER = {(s.network, s.method, s.K): float(s.images_per_second) for s in paper_speeds.SPEEDS}
 HOST_MICROSECONDS = 100.0  # assumed time of a dispatch; benchmarks.host_cost measures it
 
 
@@ -166,8 +165,7 @@ def scaling_rows(
 def parser() -> report.Parser:
     made = report.parser("scaling", __doc__)
     made.add_argument("--out", default="benchmarks/results", help="folder for scaling.md and scaling.png")
-    dispatch = f"a dispatch (default {HOST_MICROSECONDS:g})"
-    made.add_argument("--host-microseconds", type=float, default=HOST_MICROSECONDS, help=dispatch)
+    made.add_argument("--host-microseconds", type=float, default=HOST_MICROSECONDS, help="a dispatch (default 100)")
     return made
 
 

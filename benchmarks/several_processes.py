@@ -42,16 +42,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness import children, gantt, report, side_specs
-from benchmarks.harness.message_counts import SEEN
+from benchmarks.harness import children, gantt, message_counts, report, side_specs
 from benchmarks.harness.turns import Worker, started, take_turns
 from benchmarks.harness.waiting import AWAY, WAITING, events, on_the_way, read, seconds_by_kind, window
 from benchmarks.images_per_second import about_machine, side_columns, speed_row
 from benchmarks.peers import sides as peers
 from benchmarks.split import shares
-from fdg_jax import models
-from fdg_jax.data.sets import synthetic
-from fdg_jax.errors import BadInput
 
 GOAL = 0.97  # of the images/s of independent BP processes
 MODELS = ("resnet20:128", "wrn16_4:64")
@@ -63,11 +59,8 @@ BLOCK_ROUNDS = 5  # rounds of measuring each block
 
 def wanted(text: str) -> dict[str, Any]:
     """Reads MODEL:BATCH."""
-    model, _, batch = text.partition(":")
-    if not (batch.isdecimal() and int(batch)):
-        raise BadInput(f"--models {text}: write MODEL:BATCH, e.g. resnet20:128.")
-    models.blocks(model, synthetic.CLASSES)  # refuses an unknown model
-    return {"model": model, "batch_size": int(batch)}
+    model, (batch,) = report.sized("--models", text, MODELS[0])
+    return {"model": model, "batch_size": batch}
 
 
 def measured_blocks(model: str, batch_size: int, K: int, core: int) -> dict[str, Any]:
@@ -196,7 +189,7 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
     A kind that was only predicted, or only counted, has zeros for the other.
     """
     found = defaultdict[Any, Counter[str]](Counter)
-    numbers = [f"{seen}{of}" for seen in SEEN for of in ("", "_bytes")]
+    numbers = [f"{seen}{of}" for seen in message_counts.SEEN for of in ("", "_bytes")]
     counted = [each for process in processes for each in process["counted"]]
     for what, k, to, seen, size in [*processes[0]["predicted"] * ticks, *counted]:
         found[what, k, to].update({seen: 1, f"{seen}_bytes": size})

@@ -25,9 +25,7 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from benchmarks.harness import machines, report, side_specs, validate
-from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker
+from benchmarks.harness import machines, report, side_specs, turns, validate
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.placement import processes_of_stages
@@ -39,7 +37,7 @@ RUN_AHEAD = 16  # losses that may be unread
 IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
 
 
-def cuts_of(side: Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
+def cuts_of(side: side_specs.Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
     """The cuts for a value of --split; for `measured` they follow from `times`."""
     if side.K == 1:
         return ()
@@ -60,7 +58,7 @@ def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
     return [NO_LINK if given.processes > 1 and a == b else link for a, b in pairwise(processes)], processes
 
 
-def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
+def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
     """The machine of a side.
 
     known: earlier measurements, which are extended.
@@ -91,7 +89,7 @@ def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Mac
     return machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared), cuts, shapes
 
 
-def programs_of(side: Side) -> str:
+def programs_of(side: side_specs.Side) -> str:
     """A key for the programs that a side's stages run.
 
     Ordinary stages are the same in all methods that have them. They are measured once, so that these methods differ in
@@ -105,17 +103,19 @@ def programs_of(side: Side) -> str:
     return repr(dataclasses.replace(side, name="", method="", options=decides))
 
 
-def measured(side: Side, given: report.Given) -> tuple[dict[str, Any], tuple[int, ...]]:
+def measured(side: side_specs.Side, given: report.Given) -> tuple[dict[str, Any], tuple[int, ...]]:
     """(the time of each operation, the cuts), measured on one core, one stage at a time."""
     if methods.find(side.method).places and side.K > 1:
         raise BadInput(f"{side.name}: replicas on one core cannot be timed as if each had its own. Use --times FILE.")
     report.say(f"{side.name}, K={side.K}: measuring its operations on one core")
-    with Worker(side, side_specs.cores_available()) as worker:
+    with turns.Worker(side, side_specs.cores_available()) as worker:
         cuts = tuple(worker.ready().about["cuts"])
         return worker.time_operations(given.batches), cuts
 
 
-def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
+def row(
+    side: side_specs.Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: report.Given
+) -> dict[str, Any]:
     schedule = side_specs.schedule_of(side)
     found = predict(schedule, device)
     lost = None  # for data parallel, whose link is part of the time of its backward passes

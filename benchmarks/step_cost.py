@@ -19,9 +19,8 @@ import numpy as np
 import optax
 
 import fdg_jax
-from benchmarks.harness import report
+from benchmarks.harness import report, turns
 from benchmarks.harness.plain import Batch, cross_entropy, network, plain_step
-from benchmarks.harness.turns import compared
 from fdg_jax import late
 
 # (network, examples of a batch; numbers of a row, tokens, or pixels of a side; steps of a turn)
@@ -66,8 +65,12 @@ def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Step, Step]:
 
 def of_late(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Step, Step]:
     """The plain step with AdamW, and with AdamW that is late."""
+
+    def block_of(path: str) -> int:
+        return int(path.split("/")[0].removeprefix("block"))
+
     chain = optax.adamw(1e-4)
-    slow = late.optimizer(chain, lambda path: int(path.split("/")[0]) * LATE_K // len(blocks) + 1, K=LATE_K)
+    slow = late.optimizer(chain, lambda path: block_of(path) * LATE_K // len(blocks) + 1, K=LATE_K)
     return plain_step(blocks, batch, chain), plain_step(blocks, batch, slow)
 
 
@@ -76,7 +79,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     for name, n, size, steps in LATE_CASES if given.late else CASES:
         sides = zip(("plain", "other"), (of_late if given.late else of_pipeline)(*drawn(name, n, size)), strict=True)
         about = {"model": name, "batch_size": n, "size": size, "late": given.late, "host_only": name == "MLP"}
-        found = compared(dict(sides), given.windows, steps, host_only=name == "MLP")
+        found = turns.compared(dict(sides), given.windows, steps, host_only=name == "MLP")
         rows.append({**about, **found, "turns": given.windows})
     return rows
 

@@ -27,10 +27,8 @@ if __name__ == "__main__":
 
     restart_once()  # as in the training command, before the slow imports
 
-from benchmarks.harness import gantt, report, side_specs, validate
-from benchmarks.harness.bench_worker import Trainer
+from benchmarks.harness import bench_worker, gantt, report, side_specs, validate, waiting
 from benchmarks.harness.recording import Recording, lateness, quick_threads
-from benchmarks.harness.waiting import WAITING, events, seconds_by_kind, window
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.simulator import Event
@@ -59,7 +57,7 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
 
 def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
     """Percent of a window in which stage k did each kind of operation; the rest is waiting. length: in seconds."""
-    taken = sorted(seconds_by_kind(found, k).items())
+    taken = sorted(waiting.seconds_by_kind(found, k).items())
     percent = {what: round(100 * seconds / length, 1) for what, seconds in taken}
     return {**percent, "waiting": max(0.0, round(100 - sum(percent.values()), 1))}
 
@@ -69,13 +67,13 @@ def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, 
 
     Returns: (the events, the time of each operation alone, as Trainer.operations has it).
     """
-    trainer = Trainer(side)
+    trainer = bench_worker.Trainer(side)
     report.say("compiling, filling the pipeline")
     trainer.run(2 * side.K + 2)
     timed = trainer.operations(3)
     recording = Recording(trainer.engine)
     trainer.run(batches)
-    return [event for event in events(recording.stop()) if event.what not in WAITING], timed
+    return [event for event in waiting.events(recording.stop()) if event.what not in waiting.WAITING], timed
 
 
 def parser() -> report.Parser:
@@ -98,9 +96,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         late = [1e6 * seconds for seconds in lateness()]
     predicted = validate.predicted(side, timed).events
     first = min(e.batch for e in found if e.what == "enter") + ahead
-    measured, took = window(found, first, first + given.batches - 1)
+    measured, took = waiting.window(found, first, first + given.batches - 1)
     steady = max(e.batch for e in predicted if e.what == "enter") - given.batches - 2
-    simulated, predicted_to_take = window(predicted, steady, steady + given.batches - 1)
+    simulated, predicted_to_take = waiting.window(predicted, steady, steady + given.batches - 1)
     # Batches have the same numbers in both pictures, so that they can be compared.
     simulated = [e._replace(batch=e.batch - steady + first) for e in simulated if e.what != "host"]
     about = {name: getattr(side, name) for name in ("model", "batch_size", "K")}

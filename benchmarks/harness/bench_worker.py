@@ -11,10 +11,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from benchmarks.harness import live_bytes, operation_times
-from benchmarks.harness.hooks import around
-from benchmarks.harness.serving import clocked
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import hooks, live_bytes, operation_times, serving, side_specs
 from fdg_jax.checks.plan import of_config
 from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
@@ -33,7 +30,7 @@ class Trainer:
     peers = jobs.ALONE  # the processes that train together
     prepare = staticmethod(compile_cache.enable)  # of its process, as in the training command
 
-    def __init__(self, side: Side):
+    def __init__(self, side: side_specs.Side):
         same = ("method", "K", "engine", "split", "model", "batch_size", "dtype")
         # The rate keeps the loss finite; the speed does not depend on it.
         rate = {"learning_rate": 0.01, **own_defaults(side.training.get("optimizer", "sgd"))}
@@ -50,7 +47,7 @@ class Trainer:
         self.data = self.job.dataset
         self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
 
-    def prepare_cpu(self, side: Side) -> None:
+    def prepare_cpu(self, side: side_specs.Side) -> None:
         """Sets threads and CPU devices before JAX starts, like the training command."""
         jobs.prepare_cpu()
 
@@ -79,7 +76,7 @@ class Trainer:
             losses = pipeline.losses(wait=True)
             return losses[-1].loss if losses else 0.0  # no loss yet while the pipeline fills
 
-        return {**clocked(train), "batches": dispatches * each}
+        return {**serving.clocked(train), "batches": dispatches * each}
 
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and reports the live arrays afterwards.
@@ -104,7 +101,7 @@ class Trainer:
         if not memory.predict(engine) or not isinstance(engine, host_engine.HostEngine):
             return {}
         watch = live_bytes.Watch(of_before=True)
-        with around(engine, watch.hook(engine)):
+        with hooks.around(engine, watch.hook(engine)):
             for _ in range(max(batches, 2 * self.job.options.accumulate)):
                 self.run(1)
                 watch.look()
@@ -130,15 +127,10 @@ class Trainer:
         return {**result, "busy_seconds": time.process_time() - busy}
 
     def about(self) -> dict[str, Any]:
-        pipeline = self.job.pipeline
-        return {
-            "cuts": list(self.job.partition.cuts),
-            "blocks": len(self.job.partition.blocks),
-            "parameters": pipeline.parameter_count,
-            "staleness": pipeline.staleness,
-            "device_kind": jax.devices()[0].device_kind,
-            **software(),
-        }
+        pipeline, parts = self.job.pipeline, self.job.partition
+        found = {"cuts": list(parts.cuts), "blocks": len(parts.blocks), "parameters": pipeline.parameter_count}
+        found |= {"staleness": pipeline.staleness, "device_kind": jax.devices()[0].device_kind}
+        return {**found, **software()}
 
 
 def software() -> dict[str, Any]:

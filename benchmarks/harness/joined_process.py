@@ -14,10 +14,8 @@ import jax
 import numpy as np
 
 import fdg_jax
-from benchmarks.harness import bench_worker, message_counts
+from benchmarks.harness import bench_worker, message_counts, serving, side_specs
 from benchmarks.harness.recording import Recording, lateness, quick_threads
-from benchmarks.harness.serving import COORDINATOR, RANK
-from benchmarks.harness.side_specs import Side
 from fdg_jax.training import job as jobs
 from fdg_jax.training.processes import JoinedPeers
 from fdg_jax.transport.across_processes import copy, put
@@ -32,12 +30,12 @@ PAUSE_SECONDS = 0.15  # before a message is sent alone: longer than the time of 
 class Trainer(bench_worker.Trainer):
     """The stages of this process."""
 
-    def prepare_cpu(self, side: Side) -> None:
+    def prepare_cpu(self, side: side_specs.Side) -> None:
         """Joins the other processes. On the one core no operation is split over threads, as in a process for all
         stages."""
         jobs.prepare_cpu(one_core=True)
-        fdg_jax.join_processes(os.environ[COORDINATOR], int(os.environ[RANK]), side.K, side.K)
-        self.peers = JoinedPeers(int(os.environ[RANK]), side.K, math.inf, Notices())  # else each has all stages
+        fdg_jax.join_processes(os.environ[serving.COORDINATOR], int(os.environ[serving.RANK]), side.K, side.K)
+        self.peers = JoinedPeers(int(os.environ[serving.RANK]), side.K, math.inf, Notices())  # else each has all stages
 
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and records every operation and message.

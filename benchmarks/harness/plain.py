@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fdg_jax import models
+from fdg_jax import models, split
 from fdg_jax.machine import programs
 from fdg_jax.stages.functions import init_variables, make_apply, split_variables
 
@@ -34,27 +34,21 @@ def plain_step(
     blocks: Sequence[nn.Module], batch: Batch, optimizer: optax.GradientTransformation
 ) -> Callable[[], Any]:
     """Returns a function that makes one step by this batch, and returns the new parameters, collections and state."""
-    applied, (given, _) = [make_apply(block) for block in blocks], batch
-    params, extras = {}, []
-    for i, block in enumerate(blocks):
-        params[str(i)], extra = split_variables(init_variables(block, jax.random.key(i), given))
-        given, extra = applied[i](params[str(i)], extra, given, train=True)
-        extras.append(extra)
+    module = split.Stage(tuple(blocks))
+    apply = make_apply(module)
+    params, extra = split_variables(init_variables(module, jax.random.key(0), batch[0]))
 
-    def loss(params, extras, x, y):
-        after = []
-        for i, apply in enumerate(applied):
-            x, extra = apply(params[str(i)], extras[i], x, train=True)
-            after.append(extra)
-        return cross_entropy(x, y), after
+    def loss(params, extra, x, y):
+        outputs, extra = apply(params, extra, x, train=True)
+        return cross_entropy(outputs, y), extra
 
-    def step(params, extras, state, x, y):
-        grads, extras = jax.grad(loss, has_aux=True)(params, extras, x, y)
+    def step(params, extra, state, x, y):
+        grads, extra = jax.grad(loss, has_aux=True)(params, extra, x, y)
         updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), extras, state
+        return optax.apply_updates(params, updates), extra, state
 
     program = programs.jit(step, donate_argnums=(0, 1, 2))
-    held = [jax.tree.map(jnp.copy, (params, extras, optimizer.init(params)))]
+    held = [jax.tree.map(jnp.copy, (params, extra, optimizer.init(params)))]
 
     def run() -> Any:
         held[0] = program(*held[0], *batch)

@@ -13,11 +13,8 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import side_specs
+from benchmarks.harness import serving, side_specs, turns
 from benchmarks.harness.children import Child, ask_all
-from benchmarks.harness.serving import COORDINATOR, RANK
-from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker
 from fdg_jax.machine.ports import hold_port
 
 HOST = "127.0.0.1"
@@ -47,13 +44,13 @@ class Ranks:
         return {"seconds": seconds, **sums}, answers
 
     def about(self) -> dict[str, Any]:
-        of_side = {"side", *(field.name for field in dataclasses.fields(Side))} - {"split"}
+        of_side = {"side", *(field.name for field in dataclasses.fields(side_specs.Side))} - {"split"}
         found = self.answers[0] | {"split": self.answers[-1]["split"]}
         return {name: value for name, value in found.items() if name not in of_side}
 
 
 def of_stages(
-    worker: str, side: Side, environment: Mapping[str, str], inside: Sequence[Sequence[str]] = ()
+    worker: str, side: side_specs.Side, environment: Mapping[str, str], inside: Sequence[Sequence[str]] = ()
 ) -> list[Child]:
     """Starts a process for each stage.
 
@@ -63,10 +60,8 @@ def of_stages(
         inside: the words in front of the command of each, e.g. to start it on another host; (): none.
     """
     words = side_specs.words(dataclasses.replace(side, worker=worker))
-    return [
-        Child(words, f"rank {rank}", env={**environment, RANK: str(rank)}, before=inside[rank] if inside else ())
-        for rank in range(side.K)
-    ]
+    return [Child(words, f"rank {rank}", env={**environment, serving.RANK: str(rank)}, before=before)
+            for rank, before in enumerate(inside or [()] * side.K)]  # fmt: skip
 
 
 class Joined(Ranks):
@@ -74,11 +69,11 @@ class Joined(Ranks):
     HOSTS and COORDINATOR they are on these hosts (benchmarks.harness.hosts), each with a network of its own; else all
     are on this host."""
 
-    def __init__(self, side: Side):
+    def __init__(self, side: side_specs.Side):
         hosts = json.loads(os.environ.get(HOSTS, "[]"))
         meeting = dict[str, str]()
         if not hosts:
-            meeting[COORDINATOR], self.held = hold_port(HOST)
+            meeting[serving.COORDINATOR], self.held = hold_port(HOST)
         super().__init__(of_stages("benchmarks.harness.joined_process.Trainer", side, {**os.environ, **meeting}, hosts))
 
     def each(self, what: str, batches: int) -> dict[str, Any]:
@@ -125,12 +120,12 @@ class EachCore(Ranks):
     share the device. `batches` is the total. It is shared out evenly and rounded up.
     """
 
-    def __init__(self, side: Side):
+    def __init__(self, side: side_specs.Side):
         cores = sorted(os.sched_getaffinity(0))
         shares = [cores] * side.copies if side.device == "gpu" else [[core] for core in cores]
-        alone = dataclasses.replace(side, cores=len(shares[0]), copies=1, worker=Side.worker, xla="")
+        alone = dataclasses.replace(side, cores=len(shares[0]), copies=1, worker=side_specs.Side.worker, xla="")
         # The other processes inherit the XLA flags from this process's environment.
-        super().__init__([Worker(alone, share) for share in shares])
+        super().__init__([turns.Worker(alone, share) for share in shares])
 
     def run(self, batches: int) -> dict[str, Any]:
         share, n = math.ceil(batches / len(self.children)), len(self.children)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.children import ChildFailed
+from fdg_jax import models
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.machine.facts import processor_name
@@ -44,6 +45,15 @@ def duration(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no length of time: use a positive number")
     return value
+
+
+def sized(flag: str, text: str, example: str) -> tuple[str, list[int]]:
+    """Reads a model and numbers, MODEL:NUMBER..., as many as an example has. Raises BadInput."""
+    model, *numbers = text.split(":")
+    if len(numbers) != example.count(":") or not all(each.isdecimal() and int(each) for each in numbers):
+        raise BadInput(f"{flag} {text}: write a model and its sizes, e.g. {example}.")
+    models.blocks(model, 10)  # refuses an unknown model
+    return model, list(map(int, numbers))
 
 
 # The common flags of several benchmarks: the type of a value, and its meaning.

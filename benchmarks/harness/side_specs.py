@@ -107,18 +107,16 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     if values["K"] > 1:
         values.setdefault("split", split)
     side = Side(name=text, **values)
-    each = side.processes == "each"
-    impossible = {
-        "processes=each gives every stage of a pipeline a core of a CPU. Use --K 2 or more, engine=pipeline and "
-        "--device cpu": each and (side.device != "cpu" or side.engine != "pipeline" or side.K < 2),
-        "each process would measure the blocks by itself and could cut the network elsewhere. Use split=balanced, or "
-        "block numbers": each and side.split == "measured",
-        "copies on a CPU have a core each, and this side wants several. Use engine=delay-line or bp":
-            side.copies > 1 and side.device == "cpu" and side.cores > 1,
-    }  # fmt: skip
-    for fact, wrong in impossible.items():
-        if wrong:
-            raise BadInput(f"side {text}: {fact}.")
+    each, wrong = side.processes == "each", ""
+    if each and (side.device != "cpu" or side.engine != "pipeline" or side.K < 2):
+        wrong = "processes=each gives every stage of a pipeline a core of a CPU. Use --K 2 or more, engine=pipeline "
+        wrong += "and --device cpu"
+    elif each and side.split == "measured":
+        wrong = "each process would measure the blocks itself and could cut elsewhere. Use split=balanced, or numbers"
+    elif side.copies > 1 and side.device == "cpu" and side.cores > 1:
+        wrong = "copies on a CPU have a core each, and this side wants several. Use engine=delay-line or bp"
+    if wrong:
+        raise BadInput(f"side {text}: {wrong}.")
     if side.copies > 1:
         return dataclasses.replace(side, worker=EACH_CORE, cores=max(side.cores, side.copies * (side.device == "cpu")))
     return dataclasses.replace(side, worker=JOINED) if each else side

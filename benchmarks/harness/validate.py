@@ -9,17 +9,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness import machines, report, side_specs
+from benchmarks.harness import machines, report, side_specs, turns
 from benchmarks.harness.report import median, over, rounded
-from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker, back_and_forth, started
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.simulator import Link, Prediction, predict
 
 BOUND_PERCENT = 5.0  # the goal for the prediction's error
 
 
-def parse(text: str, given: report.Given, K: int, cores: int | None = None) -> Side:
+def parse(text: str, given: report.Given, K: int, cores: int | None = None) -> side_specs.Side:
     """The side of a method, on so many cores. Raises BadInput if it cannot be predicted."""
     common = {"K": K, "model": given.model, "batch_size": given.batch_size}
     side = side_specs.parse(text, common, "", given.split)
@@ -28,7 +26,7 @@ def parse(text: str, given: report.Given, K: int, cores: int | None = None) -> S
     return dataclasses.replace(side, cores=cores or side.cores)
 
 
-def predicted(side: Side, timed: dict[str, Any]) -> Prediction:
+def predicted(side: side_specs.Side, timed: dict[str, Any]) -> Prediction:
     """The prediction for a process whose stages share its cores."""
     alone = timed["alone"]["device"]  # a message takes as long as it took alone
     copies = {"size": lambda address, op: alone.get(f"send {address.what}/{address.k}", 0.0), "link": Link(0, 1)}
@@ -43,8 +41,8 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
     cores = side_specs.cores_available()
     side_specs.check(sides, len(cores))
     timed: dict[str, list[Any]] = {side.name: [] for side in sides}
-    with started(sides, cores, given.seconds) as workers:
-        for turn, worker in back_and_forth(given.windows, workers):
+    with turns.started(sides, cores, given.seconds) as workers:
+        for turn, worker in turns.back_and_forth(given.windows, workers):
             # A third of a window, so that a slow phase affects both. The host waits for each operation, for some twice.
             timed[worker.side.name].append(worker.time_operations(max(4, math.ceil(worker.batches / 3))))
             worker.window()
@@ -52,7 +50,7 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
         return [row(worker, timed[worker.side.name], given) for worker in workers]
 
 
-def row(worker: Worker, timed: Sequence[Any], given: report.Given) -> dict[str, Any]:
+def row(worker: turns.Worker, timed: Sequence[Any], given: report.Given) -> dict[str, Any]:
     """The row of a method. timed: the time of each operation, before each window."""
     found = [predicted(worker.side, each) for each in timed]
     speeds = [worker.side.batch_size / each.seconds for each in found]

@@ -15,9 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.harness.bench_worker import software
-from benchmarks.harness.serving import clocked
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import bench_worker, serving, side_specs
 from fdg_jax import models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
@@ -28,7 +26,7 @@ from fdg_jax.training.job import cross_entropy
 
 
 class Trainer:
-    def __init__(self, side: Side):
+    def __init__(self, side: side_specs.Side):
         jax.config.update("jax_num_cpu_devices", side.K)
         convolution.PLAIN = side.options["layers"] == "plain"
         self.data, self.size = synthetic.load(), side.batch_size
@@ -65,7 +63,7 @@ class Trainer:
         self.random, self.number = np.random.default_rng(0), 0
 
     def run(self, batches: int) -> dict[str, float]:
-        return clocked(lambda: self.train(batches))
+        return serving.clocked(lambda: self.train(batches))
 
     def train(self, batches: int) -> float:
         """Trains and returns the loss of the last batch. Steps are dispatched one after the other, with one wait at the
@@ -79,4 +77,5 @@ class Trainer:
         return float(jax.block_until_ready((loss, self.state))[0])  # type: ignore[arg-type]
 
     def about(self) -> dict[str, Any]:
-        return {"cuts": [], "blocks": self.blocks, "parameters": self.parameters, "staleness": [0], **software()}
+        of_network = {"cuts": [], "blocks": self.blocks, "parameters": self.parameters, "staleness": [0]}
+        return {**of_network, **bench_worker.software()}

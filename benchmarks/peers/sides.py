@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.harness import side_specs
-from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 
 
@@ -57,7 +56,7 @@ def shown(value: Any) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
+def parse(text: str, common: dict[str, Any], xla: str, split: str) -> side_specs.Side:
     """Reads a side: a peer, or one of fdg_jax. Arguments as for `side_specs.parse`."""
     name, *words = text.split(":")
     if name not in PEERS:
@@ -72,7 +71,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     cut = options.pop("split", None)
     common = {name: common[name] for name in ("model", "batch_size", "dtype", "precision") if name in common}
     return check(
-        Side(
+        side_specs.Side(
             name=text, method=name, K=K, cores=options.get("threads", K), engine=peer.module, device=device,
             split=cut if cut is None else cut or split, xla=xla if peer.needs == "jax" else "", options=options,
             worker=f"benchmarks.peers.{'ranks.Ranks' if peer.processes else f'{peer.module}.Trainer'}", **common,
@@ -88,7 +87,7 @@ def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
     return key, side_specs.typed(side, key, value, peer.options[key], CHOICES.get(key, ()), least=1)
 
 
-def check(side: Side) -> Side:
+def check(side: side_specs.Side) -> side_specs.Side:
     """Returns the side. Raises BadInput if the peer cannot train its network or batch."""
     if PEERS[side.method].needs == "torch":
         network(side.model)
@@ -120,7 +119,7 @@ def network(model: str) -> tuple[str, int, int]:
     return family, (depth - rest) // 6, k
 
 
-def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]]:
+def available(sides: Sequence[side_specs.Side], python: str) -> tuple[list[side_specs.Side], list[str]]:
     """Finds the sides that can run here.
 
     Arguments:
@@ -131,7 +130,7 @@ def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]
     Raises:
         BadInput: the interpreter cannot be run, or the first side, with which all are compared, is missing.
     """
-    kept, missing = list[Side](), list[str]()
+    kept, missing = list[side_specs.Side](), list[str]()
     for side in sides:
         peer = PEERS.get(side.method)
         if peer is None or peer.needs == "jax" or has(python or sys.executable, peer.needs):
