@@ -36,11 +36,9 @@ from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stages.functions import functions, init_variables, split_variables
 
 # Batches of the first feature maps have more than 32,768 pixels, the size from which rows were wrong.
-MODELS = (
-    "resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
-    "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
-    "mobilenet_v2_imagenet:4:224",
-)  # fmt: skip
+MODELS = ("resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
+          "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
+          "mobilenet_v2_imagenet:4:224")  # fmt: skip
 CLASSES = 10
 ROUNDING = 1e-12  # relative to the largest number: a smaller array is a zero with float64's rounding
 
@@ -141,10 +139,8 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
     """
     sizes = {path: float(np.abs(value).max()) for path, value in right.items()}
     largest = max(*sizes.values(), np.finfo(np.float64).tiny)
-    return max(
-        float(np.abs(found[path] - value).max()) / (sizes[path] if sizes[path] > ROUNDING * largest else largest)
-        for path, value in right.items()
-    )
+    return max(float(np.abs(found[path] - value).max()) / (sizes[path] if sizes[path] > ROUNDING * largest else largest)
+               for path, value in right.items())  # fmt: skip
 
 
 def fusions(text: str) -> dict[str, int]:

@@ -65,14 +65,12 @@ def plain_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 PLAIN: dict[str, dict[str, Callable[..., Any]]] = {
     "images": {
-        "batch_norm": plain_batch_norm,
-        "forward_conv": convolution.plain_conv,
-        "input_gradient": convolution.plain_input_gradient,
-        "weight_gradient": convolution.plain_weight_gradient,
+        "batch_norm": plain_batch_norm, "forward_conv": convolution.plain_conv,
+        "input_gradient": convolution.plain_input_gradient, "weight_gradient": convolution.plain_weight_gradient,
         "relu": jax.nn.relu,
     },
     "tokens": {"product": plain_product, "rotation": sequence.plain_rotation},
-}
+}  # fmt: skip
 LENGTH = 64  # tokens of an example
 
 

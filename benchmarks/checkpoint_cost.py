@@ -38,11 +38,13 @@ EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 
 def window(job: jobs.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
-    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none.
+    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none. root: of a folder that is
+    made for them, as they have the same numbers in every window.
 
     Returns: (seconds, number of checkpoints).
     """
-    pipeline, saver, saves = job.pipeline, run_checkpoints.Saver(root, {}, keep=2), 0
+    pipeline, saves = job.pipeline, 0
+    saver = run_checkpoints.Saver(Path(tempfile.mkdtemp(dir=root)), {}, keep=2)
     assert isinstance(job.dataset, Dataset)  # synthetic images, in memory
     start = time.perf_counter()
     for step, row in enumerate(indices, 1):
@@ -67,15 +69,11 @@ def measure(job: jobs.Job, batches: int, windows: int, root: Path) -> dict[str, 
     window(job, indices[: 4 * job.options.K + 2], 2 * job.options.K + 2, root)  # compiles, and fills the pipeline
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in sides}
     for turn, name in back_and_forth(windows, list(sides)):
-        with not_flushed() if name == NOT_FLUSHED else contextlib.nullcontext():
+        # Without flushing, this package's fsync does nothing.
+        with mock.patch.object(os, "fsync", return_value=None) if name == NOT_FLUSHED else contextlib.nullcontext():
             found[name].append(window(job, indices, sides[name], root))
         report.say(f"turn {turn + 1} of {windows}, {name}: {indices.size / found[name][-1][0]:.1f} images/s")
     return found
-
-
-def not_flushed() -> contextlib.AbstractContextManager:
-    """A context in which this package's fsync does nothing."""
-    return mock.patch.object(os, "fsync", return_value=None)
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
@@ -89,7 +87,8 @@ def results(given: report.Given) -> list[dict[str, Any]]:
             found = measure(bench_worker.Trainer(side).job, batches, given.windows, Path(folder))
         except run_checkpoints.SaveFailed as error:
             raise children.ChildFailed(str(error)) from None
-        files = [file for file in run_checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
+        last = [one for each in Path(folder).iterdir() for one in run_checkpoints.stored(each)][-1]
+        files = [file for file in last.rglob("*") if file.is_file()]
         given.megabytes = sum(file.stat().st_size for file in files) / 1e6
     about = {**asked, "windows": given.windows, "batches_per_window": batches, "jax": jax.__version__}
     speeds = {name: [batches * given.batch_size / seconds for seconds, _ in turns] for name, turns in found.items()}

@@ -38,8 +38,7 @@ def warm_up(worker: Worker) -> Worker:
 def side_of(given: report.Given, cores: int) -> side_specs.Side:
     """The side that is trained. Raises BadInput if flags make the measurement impossible."""
     if given.ticks < 2 * given.every:
-        fact = f"--ticks {given.ticks} with --every {given.every} is less than two parts to compare"
-        raise BadInput(f"{fact}. Use more ticks.")
+        raise BadInput(f"--ticks {given.ticks} with --every {given.every} is less than two parts. Use more ticks.")
     if given.every % TURNS:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     if given.processes not in (1, given.K):
@@ -72,12 +71,10 @@ def beside_new_ones(old: Worker, cores: Sequence[int], given: report.Given) -> I
             answers, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
         seconds, fresh_seconds = sum(one["seconds"] for one in answers), sum(one["seconds"] for one in fresh)
         images = given.every * given.batch_size
-        yield {
-            "images_per_second": round(images / seconds, 2),
-            "new_images_per_second": round(images / fresh_seconds, 2),
-            "over_new": round(fresh_seconds / seconds, 4),
-            **{name: answers[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
-        }
+        yield {"images_per_second": round(images / seconds, 2),
+               "new_images_per_second": round(images / fresh_seconds, 2),
+               "over_new": round(fresh_seconds / seconds, 4),
+               **{name: answers[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")}}  # fmt: skip
 
 
 def of_processes(worker: Worker, cores: Sequence[int], given: report.Given) -> Iterator[dict[str, Any]]:

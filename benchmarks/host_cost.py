@@ -54,11 +54,9 @@ def count_leaves(stage: Stage, K: int) -> dict[str, int]:
     last, first = stage.k == K, stage.k == 1
     params, extra, optimizer, *_ = (len(jax.tree.leaves(tree)) for tree in stage.state)
     closure = len(jax.tree.leaves(stage.stashes[0].closure))
-    return {
-        "F_leaves": params + extra + 1 + last + 1 + extra + closure,
-        "B_leaves": closure + params + 1 + (not last) + params + (not first),
-        "U_leaves": params + optimizer + params + params + optimizer,
-    }
+    return {"F_leaves": params + extra + 1 + last + 1 + extra + closure,
+            "B_leaves": closure + params + 1 + (not last) + params + (not first),
+            "U_leaves": params + optimizer + params + params + optimizer}  # fmt: skip
 
 
 def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks: int) -> float:

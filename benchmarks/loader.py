@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,7 @@ def supply(source: Stream, workers: int, given: report.Given) -> float:
 def measure(source: Stream, cores: Sequence[int], given: report.Given) -> dict[str, list[float]]:
     """{side: images/s of each turn}; the first side is the demand."""
     sides: dict[str, Callable[[], float]] = {given.model: demand(source, given)}
-    for workers in given.workers:
-        sides[f"{LOADER}{workers}"] = lambda workers=workers: supply(source, workers, given)
+    sides |= {f"{LOADER}{workers}": partial(supply, source, workers, given) for workers in given.workers}
     found: dict[str, list[float]] = {name: [] for name in sides}
     for turn, name in turns.back_and_forth(given.windows, list(sides)):
         with pinned(cores[: cores_of(name)]):

@@ -67,11 +67,9 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
         spec, state = stage.spec, stage.state
         labels, dy = (spec.labels, None) if spec.last else (None, spec.y)
         messages, extra, closure = stage._forward.eval_shape(state.params, state.extra, spec.x, labels)
-        compiled = {
-            "F": stage._forward.lower(state.params, state.extra, spec.x, labels).compile(),
-            "B": stage._backward.lower(closure, state.params, spec.x, dy).compile(),
-            "U": stage._update.lower(state.params, state.opt_state, state.params).compile(),
-        }
+        compiled = {"F": stage._forward.lower(state.params, state.extra, spec.x, labels).compile(),
+                    "B": stage._backward.lower(closure, state.params, spec.x, dy).compile(),
+                    "U": stage._update.lower(state.params, state.opt_state, state.params).compile()}  # fmt: skip
         analyses: dict[str, Any] = {name: program.memory_analysis() for name, program in compiled.items()}
         if None in analyses.values():
             found.append(nothing)

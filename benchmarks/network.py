@@ -46,13 +46,12 @@ STREAM_BYTES = 2**24
 Sizes = Mapping[tuple[str, int], float]  # by (what, receiving stage)
 SETTLE, TRIES = 6, 3  # batches after a change that do not count; messages that are timed alone in a turn
 BOUND_PERCENT = 10.0  # the goal for the prediction's error
-LARGE = {
-    "net.ipv4.tcp_congestion_control": "reno",
-    "net.ipv4.tcp_wmem": "4096 16384 67108864",
-    "net.ipv4.tcp_rmem": "4096 131072 67108864",
-    "net.ipv4.tcp_slow_start_after_idle": "0",
-}
-WINDOWS: Mapping[str, Mapping[str, str]] = {"large": LARGE, "system": {}}
+WINDOWS: Mapping[str, Mapping[str, str]] = {
+    "system": {}, "large": {
+        "net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0",
+        "net.ipv4.tcp_wmem": "4096 16384 67108864", "net.ipv4.tcp_rmem": "4096 131072 67108864",
+    },
+}  # fmt: skip
 
 
 class Turn(NamedTuple):

@@ -32,19 +32,21 @@ from fdg_jax.machine.placement import processes_of_stages
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 from fdg_jax.transport import devices
 
-CLASSES = {True: 1000, False: 10}  # for models with ImageNet's input, and for others
 RUN_AHEAD = 16  # losses that may be unread
-IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
+
+
+def shape(model: str) -> tuple[int, tuple[int, int, int]]:
+    """The classes and the images of a model: ImageNet's, or CIFAR-10's."""
+    return (1000, (224, 224, 3)) if model.endswith("_imagenet") else (10, (32, 32, 3))
 
 
 def cuts_of(side: side_specs.Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
     """The cuts for a value of --split; for `measured` they follow from `times`."""
     if side.K == 1:
         return ()
-    imagenet = side.model.endswith("_imagenet")
-    costs = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)]
+    costs, (classes, image) = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)], shape(side.model)
     if side.split == "balanced":
-        costs = split.block_costs(side.model, CLASSES[imagenet], (1, *IMAGE[imagenet]))
+        costs = split.block_costs(side.model, classes, (1, *image))
     return split.parse(side.split or "balanced", side.model, side.K, blocks, costs)
 
 
@@ -67,8 +69,8 @@ def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -
     """
     from benchmarks.harness import model_shapes
 
-    imagenet = side.model.endswith("_imagenet")
-    blocks = models.blocks(side.model, CLASSES[imagenet])
+    classes, image = shape(side.model)
+    blocks = models.blocks(side.model, classes)
     links, processes = network(given, side.K)
     shared: dict[str, Any] = {"link": links, "processes": processes, "run_ahead": RUN_AHEAD}
     if given.host_microseconds:
@@ -81,7 +83,7 @@ def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -
         if programs not in known:
             known[programs] = measured(side, given)
         timed, cuts = known[programs]
-    shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
+    shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, image)
     shared["size"] = machines.sizes(shapes.messages)
     if times is None:
         made = machines.of_operations(timed, side.method, None)

@@ -44,12 +44,12 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
     """
     made: list[dict[str, Any]] = []
     for pid, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
-        rows = sorted({gantt.row_of(event) for event in found})
+        rows = sorted({(event.k, event.to) for event in found})
         made.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
         made += [{"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": gantt.name_of(row)}}
                  for tid, row in enumerate(rows)]  # fmt: skip
         made += [{"ph": "X", "name": f"{event.what}{event.batch}", "cat": event.what, "pid": pid,
-                  "tid": rows.index(gantt.row_of(event)), "ts": round(event.begin * 1e6, 3),
+                  "tid": rows.index((event.k, event.to)), "ts": round(event.begin * 1e6, 3),
                   "dur": round((event.end - event.begin) * 1e6, 3), "args": {"k": event.k, "batch": event.batch}}
                  for event in found]  # fmt: skip
     return {"traceEvents": made, "displayTimeUnit": "ms", "otherData": dict(about)}

@@ -18,10 +18,6 @@ MOST_IN_A_ROW = 8  # entries per row of the legend
 Row = tuple[int, int]  # (k, 0): stage k; (k, j): the link from k to j
 
 
-def row_of(event: Event) -> Row:
-    return (event.k, event.to)
-
-
 def name_of(row: Row) -> str:
     return f"link {row[0]} to {row[1]}" if row[1] else f"stage k={row[0]}"
 
@@ -33,13 +29,13 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
     """
     from matplotlib.patches import Patch
 
-    rows = sorted({row_of(event) for found in runs.values() for event in found})
+    rows = sorted({(event.k, event.to) for found in runs.values() for event in found})
     end = max(event.end for found in runs.values() for event in found)
     with canvas(path, title, (14, 1.6 + len(runs) * (0.5 + 0.42 * len(rows)))) as figure:
         panels: Any = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (name, found) in zip(panels, runs.items(), strict=True):
             for event in found:
-                bar(axes, event, rows.index(row_of(event)), end)
+                bar(axes, event, rows.index((event.k, event.to)), end)
             axes.set_title(name, loc="left", fontsize=10)
             axes.set_yticks(range(len(rows)), [name_of(row) for row in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -52,11 +52,8 @@ def counting(engine: HostEngine) -> Iterator[list[Message]]:
 
     def counted(call: Call, dispatch: Callable[[], Any]) -> Any:
         arrived, sender = dispatch(), call.sender.k if call.sender else call.k
-        receivers = set[int]()
-        if call.what == "send":
-            receivers = {process_of(engine, call.k)}
-        elif call.what == "tell":
-            receivers = processes_of(engine)
+        all_of = {"send": {process_of(engine, call.k)}, "tell": processes_of(engine)}
+        receivers = all_of.get(call.what, set())
         what = call.address.what if call.address else REFUSED if call.like is COUNT else LOSS
         for to in receivers - {process_of(engine, sender)}:
             if process_of(engine, sender) == here:

@@ -135,8 +135,6 @@ class EachCore(Ranks):
 
 def loopback_bytes() -> int | None:
     """The bytes that this machine has sent to itself over the network so far; None if the system does not say."""
-    try:
-        lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
+    file = Path("/proc/net/dev")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return next((int(line.partition(":")[2].split()[8]) for line in lines if line.strip().startswith("lo:")), None)

@@ -79,10 +79,8 @@ def parser(name: str, doc: str | None, epilog: str | None = None, **defaults: An
     Arguments:
         defaults: of flags in FLAGS. A flag with a list as default takes several values.
     """
-    made = Parser(
-        prog=f"python -m benchmarks.{name}", description=doc, epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    raw = argparse.RawDescriptionHelpFormatter
+    made = Parser(prog=f"python -m benchmarks.{name}", description=doc, epilog=epilog, formatter_class=raw)
     told = "one JSON object per row: instead of the table, or added to FILE beside the table"
     made.add_argument("--json", nargs="?", const="-", metavar="FILE", help=told)
     for flag, default in defaults.items():

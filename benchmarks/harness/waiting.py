@@ -8,11 +8,7 @@ from fdg_jax.schedule import Address
 from fdg_jax.schedule.simulator import Event
 
 UNMADE, AWAY, HOST = "unmade", "away", "undispatched"  # kinds of waiting, as kinds of events
-WAITING = {
-    UNMADE: "waits: not computed yet",
-    AWAY: "waits: on its way",
-    HOST: "waits: not dispatched",
-}
+WAITING = {UNMADE: "waits: not computed yet", AWAY: "waits: on its way", HOST: "waits: not dispatched"}
 
 
 def read(ended: Sequence[Any]) -> list[tuple[Dispatched, float]]:

@@ -132,10 +132,9 @@ def available(sides: Sequence[side_specs.Side], python: str) -> tuple[list[side_
     """
     kept, missing = list[side_specs.Side](), list[str]()
     for side in sides:
-        peer = PEERS.get(side.method)
-        if peer is None or peer.needs == "jax" or has(python or sys.executable, peer.needs):
-            torch = peer is not None and peer.needs == "torch"
-            kept.append(replace(side, interpreter=python) if torch else side)
+        torch = side.method in PEERS and PEERS[side.method].needs == "torch"
+        if not torch or has(python or sys.executable, "torch"):
+            kept.append(replace(side, interpreter=python if torch else ""))
             continue
         way_out = f"Install {REQUIREMENTS} into an environment and name its interpreter with --python."
         missing.append(f"Side {side.name} is skipped: {python or 'this interpreter'} has no PyTorch. {way_out}")
