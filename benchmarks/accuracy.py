@@ -18,6 +18,7 @@ fused with a matrix product (these can be wrong), and the most numbers that one 
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from typing import Any, NamedTuple
 from unittest import mock
@@ -26,9 +27,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from benchmarks.harness import forms, report
+from benchmarks.harness import forms, plain, report
 from fdg_jax import models, split
 from fdg_jax.checkpoint import state as states
 from fdg_jax.layers import convolution
@@ -66,11 +66,6 @@ def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 
     return total
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of training, but in the dtype of the logits."""
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
-
-
 class Problem(NamedTuple):
     """A network as one stage, its variables and a batch, all in one floating-point dtype."""
 
@@ -99,24 +94,20 @@ def problem(of: Wanted) -> Problem:
     return Problem(module, params, extra, x, labels)
 
 
-Jit = Callable[..., Any]  # (function, name of the program) -> a jitted function
-JITS: dict[str, Jit] = {
-    "by default": lambda function, program: jax.jit(function),
-    "as a stage": lambda function, program: programs.jit(function),
-    "without YNNPACK": lambda function, program: jax.jit(function, compiler_options={programs.FLAG: ""}),
-}
+JITS: dict[str, Callable[..., Any]] = {"by default": jax.jit, "as a stage": programs.jit}
+WITHOUT_YNNPACK = partial(jax.jit, compiler_options={programs.FLAG: ""})
 
 
-def run(of: Problem, jit: Jit) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, int]]]:
+def run(of: Problem, jit: Callable[..., Any]) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, int]]]:
     """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them.
 
     Returns: (their results, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs}, each as
         {path: array}; YNNPACK's reductions in each program, see `fusions`).
     """
-    made, fused = functions(of.module, cross_entropy, of.dtype), dict[str, dict[str, int]]()
+    made, fused = functions(of.module, plain.cross_entropy, of.dtype), dict[str, dict[str, int]]()
 
     def call(name: str, function: Callable, *arguments: Any) -> Any:
-        program = jit(function, name).lower(*arguments).compile()
+        program = jit(function).lower(*arguments).compile()
         fused[name] = fusions(program.as_text() or "")
         return program(*arguments)
 
@@ -163,8 +154,8 @@ def measured(of: Wanted) -> dict[str, Any]:
         drawn = problem(of)
         # Convolutions as sums of products, as XLA's own take hours in float64.
         with mock.patch.object(convolution, "PLAIN", True), forms.replaced({"plain_conv": by_products}):
-            right, _ = run(drawn.in_dtype(jnp.float64), JITS["without YNNPACK"])
-        found = {name: run(drawn, JITS[name]) for name in ("by default", "as a stage")}
+            right, _ = run(drawn.in_dtype(jnp.float64), WITHOUT_YNNPACK)
+        found = {name: run(drawn, jit) for name, jit in JITS.items()}
     differences = {name: {part: worst(value, right[part]) for part, value in arrays.items()}
                    for name, (arrays, _) in found.items()}  # fmt: skip
     about = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib")}

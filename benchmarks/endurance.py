@@ -42,8 +42,7 @@ def side_of(given: report.Given, cores: int) -> side_specs.Side:
     if given.every % TURNS:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     if given.processes not in (1, given.K):
-        fact = f"--processes {given.processes} with --K {given.K}: all stages are in one process, or each in its own"
-        raise BadInput(f"{fact}. Use 1 or {given.K}.")
+        raise BadInput(f"--processes {given.processes}: stages share one, or each has its own. Use 1 or {given.K}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     name = methods.find(given.method).name + ":processes=each" * (given.processes > 1)
     side = side_specs.parse(name, common, "", given.split)
@@ -71,9 +70,8 @@ def beside_new_ones(old: Worker, cores: Sequence[int], given: report.Given) -> I
             answers, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
         seconds, fresh_seconds = sum(one["seconds"] for one in answers), sum(one["seconds"] for one in fresh)
         images = given.every * given.batch_size
-        yield {"images_per_second": round(images / seconds, 2),
+        yield {"images_per_second": round(images / seconds, 2), "over_new": round(fresh_seconds / seconds, 4),
                "new_images_per_second": round(images / fresh_seconds, 2),
-               "over_new": round(fresh_seconds / seconds, 4),
                **{name: answers[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")}}  # fmt: skip
 
 

@@ -206,8 +206,8 @@ def measure(model: str, K: int, packing: str, given: report.Given) -> list[dict[
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
     tick = {"stage_calls": stages / K, "send": send, "entry": entry, "loop": loop, "tick": alone}
     tick = {f"{name}_microseconds": each for name, each in (tick | {"tick_while_computing": whole}).items()}
-    tick |= {"share_percent": 100 * alone / GPU_STAGE_MICROSECONDS}
-    tick |= {"share_while_computing_percent": 100 * whole / GPU_STAGE_MICROSECONDS}
+    shares = {"share_percent": alone, "share_while_computing_percent": whole}
+    tick |= {name: 100 * each / GPU_STAGE_MICROSECONDS for name, each in shares.items()}
     return [*rows, {**about, "row": "tick", **{name: round(value, 1) for name, value in tick.items()}}]
 
 

@@ -138,8 +138,7 @@ def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
     common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
     wanted = given.sides or DEFAULT[device]
     if given.also_over not in (None, *wanted[1:]):
-        fact = f"--also-over {given.also_over} is none of the sides behind the first, {' '.join(wanted[1:])}"
-        raise BadInput(f"{fact}. Name one of them.")
+        raise BadInput(f"--also-over {given.also_over} is no side behind the first. Use {' or '.join(wanted[1:])}.")
     sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
     side_specs.check(sides, len(side_specs.cores_available()))
     if given.memory and (other := next((side for side in sides if side.worker != side_specs.Side.worker), None)):

@@ -55,12 +55,6 @@ def make_images(folder: Path, count: int) -> float:
     return statistics.mean(sizes)
 
 
-def stream(folder: Path) -> Stream:
-    """The data set as `--dataset imagenet` makes it, without the notice that it is not the whole of ImageNet."""
-    train, test, classes = imagenet.of_folders(folder)
-    return Stream("photographs", train, test, classes, imagenet.SIDE, imagenet.MEAN, imagenet.STD)
-
-
 def demand(source: Stream, given: report.Given) -> Callable[[], float]:
     """Makes a function that trains for a window and returns images/s. JAX's threads get the caller's core."""
     import jax
@@ -128,10 +122,8 @@ def table(made: report.Rows, given: report.Given) -> str:
     about += f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {one['device']}; "
     about += f"{report.place(one)}, commit {one['commit']}."
     if each := max((row["images_per_second"] / row["cores"] for row in made[1:]), default=0.0):
-        about += (
-            f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "
-            f"needs {math.ceil(PAPER / each)} such cores."
-        )
+        about += f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "
+        about += f"needs {math.ceil(PAPER / each)} such cores."
     return report.table(COLUMNS, made, about)
 
 
@@ -147,14 +139,15 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     if given.workers is None:
         given.workers = [workers for workers in (0, 1, 2) if workers <= len(cores)]
     if wrong := [workers for workers in given.workers if not 0 <= workers <= len(cores)]:
-        fact = f"there are {len(cores)} cores, one for each"
-        raise BadInput(f"--workers {wrong[0]}: {fact}. Use 0 to {len(cores)}.")
+        raise BadInput(f"--workers {wrong[0]}: there are {len(cores)} cores, one for each. Use 0 to {len(cores)}.")
     if given.images < given.batch_size:
         raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
     models.blocks(given.model, CLASSES)  # refuses an unknown model
     with tempfile.TemporaryDirectory() as folder, pinned(cores[:1]):  # before JAX makes its threads
         size = make_images(Path(folder), given.images)
-        found = measure(stream(Path(folder)), cores, given)
+        train, test, classes = imagenet.of_folders(Path(folder))
+        source = Stream("photographs", train, test, classes, imagenet.SIDE, imagenet.MEAN, imagenet.STD)
+        found = measure(source, cores, given)
     import jax
 
     first, about = found[given.model], {"batch_size": given.batch_size, "file_bytes": round(size)}

@@ -79,13 +79,6 @@ def rendered(text: str, last: dict[str, str]) -> str:
     return SHOWN.sub(fill, text)
 
 
-def render(page: Path, last: dict[str, str]) -> None:
-    """Writes a page again, completely or not at all."""
-    new = page.with_suffix(".tmp")
-    new.write_text(rendered(page.read_text(encoding="utf-8"), last), encoding="utf-8")
-    os.replace(new, page)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"python -m {__package__}.readme", description=__doc__, formatter_class=raw)
@@ -106,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [] if given.render else [line for line in wanted if not run(line, file)]
     last = printed(file)
     for page in pages():
-        render(page, last)
+        new = page.with_suffix(".tmp")  # so that a page is written completely or not at all
+        new.write_text(rendered(page.read_text(encoding="utf-8"), last), encoding="utf-8")
+        os.replace(new, page)
     print(f"{RESULTS}/*.md: {len(wanted) - len(failed)} of {len(lines)} tables from {file}")
     for line in failed:
         print(f"error: failed, and its old table stays: {line}", file=sys.stderr)

@@ -187,11 +187,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     facts = [f"{n.label}: batch {n.batch_size}, one constant fitted to the images/s of {n.fitted_to} with "
              f"BP: {speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS]  # fmt: skip
     facts.append("A batch of 64 is assumed, the paper does not say. Latency and the host apart it does not matter.")
-    facts.append(
-        "Links: pcie 10 us and 12 GB/s, nvlink 5 us and 45 GB/s, overlapping copies. Fitted link: "
-        f"{1e-9 / slow[1]:.2f} GB/s, fitted to FDG's images/s for {last.label} and K = 2; "
-        f"{1e-9 / blocking[1]:.2f} GB/s where a copy occupies the stage that sends (blocking)."
-    )
+    about = "Links: pcie 10 us and 12 GB/s, nvlink 5 us and 45 GB/s, overlapping copies. Fitted link: "
+    about += f"{1e-9 / slow[1]:.2f} GB/s, fitted to FDG's images/s for {last.label} and K = 2; "
+    facts.append(f"{about}{1e-9 / blocking[1]:.2f} GB/s where a copy occupies the stage that sends (blocking).")
     into(out / "scaling.md", {"facts": "\n\n".join(facts), **tables(rows, given.host_microseconds)})
     picture(rows, out / "scaling.png", given.host_microseconds)
     return rows

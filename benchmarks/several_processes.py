@@ -296,8 +296,7 @@ def table(found: report.Rows, given: report.Given) -> str:
 def parser() -> report.Parser:
     made = report.parser("several_processes", __doc__, K=2, rounds=5, starts=2, steps=16)
     add = made.add_argument
-    default = " ".join(MODELS)
-    add("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH", help=f"(default {default})")
+    add("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH", help=f"(default {' '.join(MODELS)})")
     add("--split", default=MEASURED, help="measured (default), balanced, paper, even or block numbers")
     add("--also", nargs="+", default=[], metavar="SIDE", help="more sides, as benchmarks.images_per_second has them")
     add("--python", default="", metavar="PATH", help="interpreter of PyTorch's environment, if not this one")

@@ -171,8 +171,7 @@ def parser() -> report.Parser:
     usual = {"model": "wrn16_4", "batch_size": 64, "K": [2, 4], "method": ["bp", "ddg", "fdg"], "split": "balanced"}
     made = report.parser("simulate", __doc__, epilog, **usual, batches=8, windows=4, seconds=8.0)
     add = made.add_argument
-    link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (Gbit/s, Mbit/s, GB/s, MB/s are "
-    link += "10^9 or 10^6 bits or bytes a second; without units us and GB/s)"
+    link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (without units us and GB/s)"
     add("--link", default="none", help=link)
     add("--processes", type=report.positive, default=1, help="number of processes, each with a host (default 1)")
     add("--times", default="measured", help="measured (default) or a file of block times")

@@ -21,7 +21,7 @@ import optax
 import fdg_jax
 from benchmarks.harness import report, turns
 from benchmarks.harness.plain import Batch, cross_entropy, network, plain_step
-from fdg_jax import late
+from fdg_jax import late, split
 
 # (network, examples of a batch; numbers of a row, tokens, or pixels of a side; steps of a turn)
 CASES = [
@@ -65,12 +65,9 @@ def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Step, Step]:
 
 def of_late(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Step, Step]:
     """The plain step with AdamW, and with AdamW that is late."""
-
-    def block_of(path: str) -> int:
-        return int(path.split("/")[0].removeprefix("block"))
-
-    chain = optax.adamw(1e-4)
-    slow = late.optimizer(chain, lambda path: block_of(path) * LATE_K // len(blocks) + 1, K=LATE_K)
+    chain, n = optax.adamw(1e-4), len(blocks)
+    stage_of = {split.block_name(i): i * LATE_K // n + 1 for i in range(n)}
+    slow = late.optimizer(chain, lambda path: stage_of[path.split("/")[0]], K=LATE_K)
     return plain_step(blocks, batch, chain), plain_step(blocks, batch, slow)
 
 

@@ -13,7 +13,6 @@ COLOURS |= {UNMADE: "#d9d9d9", AWAY: "#e41a1c", HOST: "#a6cee3"}
 WORDS = {"F": "forward", "B": "backward", "U": "update", "S": "synthesizer's step", "enter": "entry, augmentation"}
 WORDS |= {"send": "message on its way", **WAITING}
 OTHER = "#56b4e9"
-MOST_IN_A_ROW = 8  # entries per row of the legend
 
 Row = tuple[int, int]  # (k, 0): stage k; (k, j): the link from k to j
 
@@ -44,9 +43,7 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
         panels[-1].set_xlabel("milliseconds")
         kinds = dict.fromkeys(event.what for found in runs.values() for event in found)
         handles = [Patch(color=COLOURS.get(kind, OTHER), label=WORDS.get(kind, kind)) for kind in kinds]
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=min(len(handles), MOST_IN_A_ROW), frameon=False
-        )
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False)
 
 
 def bar(axes: Any, event: Event, at: int, end: float) -> None:

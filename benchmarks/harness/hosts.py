@@ -10,6 +10,7 @@ removes everything.
 """
 
 import atexit
+import contextlib
 import os
 import shutil
 import subprocess
@@ -74,7 +75,7 @@ def sweep() -> None:
             subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
 
 
-class Hosts:
+class Hosts(contextlib.AbstractContextManager):
     """Hosts 0, 1, ... with the addresses 10.77.0.1, 10.77.0.2, ... A context that removes them.
 
     Arguments:
@@ -107,9 +108,6 @@ class Hosts:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> "Hosts":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -94,9 +94,6 @@ class Recorder:
         self.arguments = arguments
         return self.program(*arguments)
 
-    def again(self) -> Any:
-        return self.program(*self.arguments)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.program, name)
 
@@ -122,7 +119,7 @@ def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
     def fill(programs: Sequence[Recorder]) -> None:
         try:
             for number, program in enumerate(itertools.cycle(programs)):
-                working = program.again()
+                working = program.program(*program.arguments)
                 if number == 0:
                     begun.wait()  # the timed operation begins while this computes
                 jax.block_until_ready(working)

@@ -29,22 +29,22 @@ Rows = Sequence[dict[str, Any]]
 Cell = str | Callable[[Any], str]
 
 
-def positive(text: str) -> int:
-    """For argparse: a whole number of at least 1."""
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
+def above_zero(kind: Callable[[str], Any], what: str) -> Callable[[str], Any]:
+    """For argparse: reads a number above 0."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what} above 0")
+        return value
+
+    return read
 
 
-def duration(text: str) -> float:
-    """For argparse: a number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no length of time: use a positive number")
-    return value
+positive, duration = above_zero(int, "whole number"), above_zero(float, "number of seconds")
 
 
 def sized(flag: str, text: str, example: str) -> tuple[str, list[int]]:
@@ -124,12 +124,9 @@ def append(row: Row, path: str | None) -> None:
 
 
 def run(
-    module: str,
-    made: Callable[[], argparse.ArgumentParser],
-    measure: Callable[[argparse.Namespace], Iterable[Row]],
-    table: Callable[[Any, argparse.Namespace], str],
-    facts: Callable[[], Row] | None = None,
-) -> Callable[..., int]:
+    module: str, made: Callable[[], Parser], measure: Callable[[Given], Iterable[Row]],
+    table: Callable[[Any, Given], str], facts: Callable[[], Row] | None = None,
+) -> Callable[..., int]:  # fmt: skip
     """The `main` of a benchmark: it reads the flags, measures the rows, prints their table and returns the exit code.
 
     Arguments:
@@ -245,8 +242,8 @@ def here() -> dict[str, Any]:
 
     from fdg_jax.machine import huge_pages
 
-    versions = {"python": sys.version.split()[0], "jax": jax.__version__}
-    return {"device": jax.devices()[0].device_kind, "huge_pages": huge_pages.on(), **versions, **machine()}
+    found = {"device": jax.devices()[0].device_kind, "huge_pages": huge_pages.on(), "jax": jax.__version__}
+    return {**found, "python": sys.version.split()[0], **machine()}
 
 
 def machine() -> dict[str, Any]:

@@ -131,8 +131,7 @@ def same_network(workers: Sequence[Worker]) -> None:
     for other in others:
         if other.about["parameters"] != first.about["parameters"]:
             counts = f"{other.about['parameters']} parameters and {first.side.name} {first.about['parameters']}"
-            fact = f"side {other.side.name} trains {counts}"
-            raise children.ChildFailed(f"{fact}: not the same network, nothing to compare.")
+            raise children.ChildFailed(f"side {other.side.name} trains {counts}: not the same network.")
 
 
 def compared(

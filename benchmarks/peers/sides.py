@@ -94,15 +94,13 @@ def check(side: side_specs.Side) -> side_specs.Side:
     if side.options.get("graph") and side.device != "gpu":
         raise BadInput(f"side {side.name}: a CUDA graph needs a GPU. Leave graph out, or use --device gpu.")
     if side.method in ("torch-ddp", "jax-shard-map") and side.batch_size % side.K:
-        fact = f"{side.K} replicas cannot have equal parts of {side.batch_size} images"
-        raise BadInput(f"side {side.name}: {fact}. Use a multiple of {side.K} as --batch-size.")
+        raise BadInput(f"side {side.name}: {side.K} replicas have equal parts. Use a multiple as --batch-size.")
     if side.method == "torch-pipeline":
         M = side.options["micro_batches"]
         if side.batch_size % M:
             raise BadInput(f"side {side.name}: {M} micro-batches do not divide {side.batch_size} images evenly.")
         if M < side.K or side.K < 2:
-            fact = f"a pipeline of {side.K} processes and {M} micro-batches has nothing to overlap"
-            raise BadInput(f"side {side.name}: {fact}. Use --K 2 or more and at least as many micro-batches.")
+            raise BadInput(f"side {side.name}: nothing overlaps. Use --K 2 or more and at least as many micro-batches.")
     return side
 
 
