@@ -2,9 +2,6 @@
 
     .venv/bin/python -m benchmarks.accuracy
     .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
-    .venv/bin/python -m benchmarks.accuracy --json rows.jsonl
-
-The last form adds each row to the file when it is measured. Given again, it goes on where it was stopped.
 
 XLA's CPU backend passes reductions and convolutions to the library YNNPACK, which in jaxlib 0.10.2 can compute rows
 wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training
@@ -18,14 +15,11 @@ The second table lists what YNNPACK reduces in each program of a stage: the numb
 fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
 """
 
-import contextlib
-import json
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module, metadata
-from pathlib import Path
+from functools import partial
+from importlib import metadata
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -33,23 +27,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from benchmarks.harness import report
-from benchmarks.harness.children import say
+from benchmarks.harness import forms, plain, report
 from fdg_jax import models, split
 from fdg_jax.checkpoint import state as states
-from fdg_jax.errors import BadInput
-from fdg_jax.layers import basic, convolution
+from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stages.functions import functions, init_variables, split_variables
 
 # Batches of the first feature maps have more than 32,768 pixels, the size from which rows were wrong.
-MODELS = (
-    "resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
-    "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
-    "mobilenet_v2_imagenet:4:224",
-)  # fmt: skip
+MODELS = ("resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
+          "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
+          "mobilenet_v2_imagenet:4:224")  # fmt: skip
 CLASSES = 10
 ROUNDING = 1e-12  # relative to the largest number: a smaller array is a zero with float64's rounding
 
@@ -60,38 +49,6 @@ class Wanted(NamedTuple):
     model: str
     batch: int
     size: int
-
-
-def wanted(text: str) -> Wanted:
-    """Reads MODEL:BATCH:SIZE."""
-    model, _, numbers = text.partition(":")
-    batch, _, size = numbers.partition(":")
-    if not (batch.isdecimal() and size.isdecimal()):
-        raise BadInput(f"--models {text}: write MODEL:BATCH:SIZE, e.g. resnet20:128:32.")
-    models.blocks(model, CLASSES)  # refuses an unknown model
-    return Wanted(model, int(batch), int(size))
-
-
-@contextlib.contextmanager
-def smooth() -> Iterator[None]:
-    """While tracing inside this context, every model has tanh in place of rectifiers."""
-    with contextlib.ExitStack() as stack:
-        for file in pkgutil.iter_modules(models.__path__):
-            module = import_module(f"fdg_jax.models.{file.name}")
-            for rectifier in ("relu", "relu6"):
-                if hasattr(module, rectifier):
-                    stack.enter_context(mock.patch.object(module, rectifier, jnp.tanh))
-        yield
-
-
-@contextlib.contextmanager
-def convolutions_by_products() -> Iterator[None]:
-    """While tracing inside this context, convolutions are sums of products. XLA's own take hours in float64."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(convolution, "PLAIN", True))
-        for module in (convolution, basic):
-            stack.enter_context(mock.patch.object(module, "plain_conv", by_products))
-        yield
 
 
 def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
@@ -107,11 +64,6 @@ def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 
             weights = kernel[i, j].reshape(c // groups, groups, -1)
             total += jnp.einsum("bhwgc,cgf->bhwgf", grouped, weights).reshape(total.shape)
     return total
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of training, but in the dtype of the logits."""
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
 
 class Problem(NamedTuple):
@@ -142,28 +94,20 @@ def problem(of: Wanted) -> Problem:
     return Problem(module, params, extra, x, labels)
 
 
-Jit = Callable[..., Any]  # (function, name of the program) -> a jitted function
-JITS: dict[str, Jit] = {
-    "by default": lambda function, program: jax.jit(function),
-    "as a stage": lambda function, program: programs.jit(function),
-    "without YNNPACK": lambda function, program: jax.jit(function, compiler_options={programs.FLAG: ""}),
-}
+JITS: dict[str, Callable[..., Any]] = {"by default": jax.jit, "as a stage": programs.jit}
+WITHOUT_YNNPACK = partial(jax.jit, compiler_options={programs.FLAG: ""})
 
 
-class Ran(NamedTuple):
-    """The results of a stage's programs, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation":
-    outputs} as {path: array}, and YNNPACK's reductions in each program."""
+def run(of: Problem, jit: Callable[..., Any]) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, int]]]:
+    """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them.
 
-    arrays: dict[str, dict[str, np.ndarray]]
-    fused: dict[str, "Fusions"]
-
-
-def run(of: Problem, jit: Jit) -> Ran:
-    """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them."""
-    made, fused = functions(of.module, cross_entropy, of.dtype), dict[str, Fusions]()
+    Returns: (their results, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs}, each as
+        {path: array}; YNNPACK's reductions in each program, see `fusions`).
+    """
+    made, fused = functions(of.module, plain.cross_entropy, of.dtype), dict[str, dict[str, int]]()
 
     def call(name: str, function: Callable, *arguments: Any) -> Any:
-        program = jit(function, name).lower(*arguments).compile()
+        program = jit(function).lower(*arguments).compile()
         fused[name] = fusions(program.as_text() or "")
         return program(*arguments)
 
@@ -175,7 +119,7 @@ def run(of: Problem, jit: Jit) -> Ran:
         "statistics": statistics,
         "evaluation": call("evaluation", made.outputs, of.params, of.extra, of.x),
     }
-    return Ran({name: jax.device_get(states.flatten(tree)) for name, tree in found.items()}, fused)
+    return {name: jax.device_get(states.flatten(tree)) for name, tree in found.items()}, fused
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
@@ -186,47 +130,36 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
     """
     sizes = {path: float(np.abs(value).max()) for path, value in right.items()}
     largest = max(*sizes.values(), np.finfo(np.float64).tiny)
-    return max(
-        float(np.abs(found[path] - value).max()) / (sizes[path] if sizes[path] > ROUNDING * largest else largest)
-        for path, value in right.items()
-    )
+    return max(float(np.abs(found[path] - value).max()) / (sizes[path] if sizes[path] > ROUNDING * largest else largest)
+               for path, value in right.items())  # fmt: skip
 
 
-class Fusions(NamedTuple):
-    """YNNPACK's reductions in a program.
+def fusions(text: str) -> dict[str, int]:
+    """The reductions that YNNPACK computes, read from the text of a compiled program.
 
-    The fields are the number of reductions, the number of those fused with a product, and the most numbers that one of
-    the fused ones returns.
+    Returns: the number of reductions, the number of those fused with a product, and the most numbers that one of the
+    fused ones returns.
     """
-
-    reductions: int
-    with_product: int
-    most: int
-
-
-def fusions(text: str) -> Fusions:
-    """The reductions that YNNPACK computes, read from the text of a compiled program."""
     bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
     called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)
     reducing = [bodies[name] for name in called if re.search(r" reduce\(", bodies.get(name, ""))]
     shapes = [re.findall(r"\[([\d,]*)\]\S* reduce\(", body) for body in reducing if " dot(" in body]
     sizes = [max(math.prod(int(n) for n in shape.split(",") if n) for shape in each) for each in shapes]
-    return Fusions(len(reducing), len(sizes), max(sizes, default=0))
+    return {"reductions": len(reducing), "with_product": len(sizes), "most": max(sizes, default=0)}
 
 
 def measured(of: Wanted) -> dict[str, Any]:
     """The table row of a model."""
-    with smooth():
+    with forms.replaced({"relu": jnp.tanh, "relu6": jnp.tanh}):
         drawn = problem(of)
-        with convolutions_by_products():
-            right = run(drawn.in_dtype(jnp.float64), JITS["without YNNPACK"]).arrays
-        found = {name: run(drawn, JITS[name]) for name in ("by default", "as a stage")}
-    differences = {
-        name: {part: worst(value, right[part]) for part, value in each.arrays.items()} for name, each in found.items()
-    }
-    reduced = {name: each._asdict() for name, each in found["as a stage"].fused.items()}
-    row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
-    return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **report.machine()}
+        # Convolutions as sums of products, as XLA's own take hours in float64.
+        with mock.patch.object(convolution, "PLAIN", True), forms.replaced({"plain_conv": by_products}):
+            right, _ = run(drawn.in_dtype(jnp.float64), WITHOUT_YNNPACK)
+        found = {name: run(drawn, jit) for name, jit in JITS.items()}
+    differences = {name: {part: worst(value, right[part]) for part, value in arrays.items()}
+                   for name, (arrays, _) in found.items()}  # fmt: skip
+    about = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib")}
+    return {**of._asdict(), "differences": differences, "fusions": found["as a stage"][1], **about}
 
 
 def table(rows: report.Rows, given: report.Given) -> str:
@@ -244,36 +177,21 @@ def table(rows: report.Rows, given: report.Given) -> str:
     return "\n\n".join([report.table(exactness, differences), report.table(counted, fused), about])
 
 
-def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
-    """The rows in a file of --json that were measured with this code and jaxlib on this processor."""
-    if path in (None, "-"):
-        return {}
-    about = report.machine()
-    here = {name: about[name] for name in ("cpu", "commit")}
-    here |= {"benchmark": "accuracy", "jaxlib": metadata.version("jaxlib")}
-    rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
-    return {Wanted(row["model"], row["batch"], row["size"]): row for row in rows if here.items() <= row.items()}
-
-
 def parser() -> report.Parser:
     made = report.parser("accuracy", __doc__)
     made.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH:SIZE", help="(default: all)")
     return made
 
 
-def results(given: report.Given) -> list[dict[str, Any]]:
-    asked = [wanted(text) for text in given.models]
+def results(given: report.Given) -> Iterator[dict[str, Any]]:
+    sizes = [report.sized("--models", text, MODELS[0]) for text in given.models]
+    asked = [Wanted(model, *numbers) for model, numbers in sizes]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
     compile_cache.enable()
-    rows = known(given.json)
     for number, of in enumerate(asked, 1):
-        told = "in the file already" if of in rows else "measured now"
-        say(f"{of.model} ({number} of {len(asked)}), batch {of.batch}, {of.size} x {of.size}: {told}")
-        if of not in rows:
-            rows[of] = measured(of)
-            report.append([rows[of]], given.json)
-    return [rows[of] for of in asked]
+        report.say(f"{of.model} ({number} of {len(asked)}), batch {of.batch}, {of.size} x {of.size}")
+        yield measured(of)
 
 
-main = report.run(__name__, parser, results, table, appended=True)
+main = report.run(__name__, parser, results, table)

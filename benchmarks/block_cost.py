@@ -16,14 +16,9 @@ at once (half as fast at 16 channels), as patches of two (slower) or with dy's a
 batch norm's sums as one variadic reduce or a dot with ones (slower).
 """
 
-import contextlib
-import itertools
-import pkgutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest import mock
 
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
@@ -35,7 +30,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.harness import report
+from benchmarks.harness import plain, report
+from benchmarks.harness.forms import replaced
 from fdg_jax import layers, models, split
 from fdg_jax.layers import convolution, sequence
 from fdg_jax.machine import facts, programs
@@ -69,27 +65,13 @@ def plain_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 PLAIN: dict[str, dict[str, Callable[..., Any]]] = {
     "images": {
-        "batch_norm": plain_batch_norm,
-        "forward_conv": convolution.plain_conv,
-        "input_gradient": convolution.plain_input_gradient,
-        "weight_gradient": convolution.plain_weight_gradient,
+        "batch_norm": plain_batch_norm, "forward_conv": convolution.plain_conv,
+        "input_gradient": convolution.plain_input_gradient, "weight_gradient": convolution.plain_weight_gradient,
         "relu": jax.nn.relu,
     },
     "tokens": {"product": plain_product, "rotation": sequence.plain_rotation},
-}
-CLASSES = {"images": 10, "tokens": 256}
+}  # fmt: skip
 LENGTH = 64  # tokens of an example
-
-
-@contextlib.contextmanager
-def plain(forms: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """While tracing inside this context, the named layers use these forms."""
-    with contextlib.ExitStack() as stack:
-        families = [import_module(f"fdg_jax.models.{file.name}") for file in pkgutil.iter_modules(models.__path__)]
-        for name, module in itertools.product(forms, [convolution, layers, sequence, *families]):
-            if hasattr(module, name):
-                stack.enter_context(mock.patch.object(module, name, forms[name]))
-        yield
 
 
 def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | None) -> tuple[Row, jax.Array]:
@@ -114,24 +96,20 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     return Row(step, closure_bytes), y
 
 
-def examples(model: str, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Random images, or bytes, and their labels."""
-    takes, key = models.takes(model), jax.random.key(1)
-    if takes == "images":
-        return jax.random.normal(key, (batch_size, 32, 32, 3)), jnp.arange(batch_size) % CLASSES[takes]
-    tokens = jax.random.randint(key, (batch_size, LENGTH), 0, CLASSES[takes])
-    return tokens, tokens
+def drawn(model: str, batch_size: int) -> tuple[list[nn.Module], Any]:
+    """The blocks of a model, and (random images or bytes, their labels) on the device."""
+    blocks, batch = plain.network(model, batch_size, LENGTH if models.takes(model) == "tokens" else 32)
+    return blocks, jax.device_put(batch)
 
 
 def whole_network(model: str, batch_size: int) -> dict[str, Row]:
     """A step of the whole network for each choice of plain layers and fast paths."""
-    rows, takes = {}, models.takes(model)
-    x, labels = examples(model, batch_size)
-    forms = PLAIN[takes]
+    rows, forms = {}, PLAIN[models.takes(model)]
+    blocks, (x, labels) = drawn(model, batch_size)
     one_cured = {f"cured {name}": {n: form for n, form in forms.items() if n != name} for name in forms}
     for row, chosen in {"plain": forms, **one_cured, "all cured": {}}.items():
-        module = split.Stage(tuple(models.blocks(model, CLASSES[takes])))
-        with plain(chosen):
+        module = split.Stage(tuple(blocks))
+        with replaced(chosen):
             rows[row], _ = timed(functions(module, cross_entropy), module, x, labels)
     return rows
 
@@ -139,8 +117,8 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
 def each_block(model: str, batch_size: int) -> dict[str, Row]:
     """A step of every block by itself; equal blocks share one measurement."""
     rows, known = {}, {}
-    x, _ = examples(model, batch_size)
-    for number, block in enumerate(models.blocks(model, CLASSES[models.takes(model)])):
+    blocks, (x, _) = drawn(model, batch_size)
+    for number, block in enumerate(blocks):
         if (block, x.shape) not in known:
             known[block, x.shape] = timed(functions(block, None), block, x, None)
         rows[split.block_name(number)], x = known[block, x.shape]
@@ -162,8 +140,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     rows = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
-    about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
-    where = {**report.here(), "cores": facts.usable_cores()}
+    about = {name: getattr(given, name) for name in ("model", "batch_size", "rounds")} | {"cores": facts.usable_cores()}
     unit = models.takes(given.model)
     units = given.batch_size * (LENGTH if unit == "tokens" else 1)
     made = []
@@ -176,7 +153,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
             "closure_megabytes": round(rows[row].closure_bytes / 1e6, 1),
         }
         last = {"share_percent": 100 * both / total} if given.blocks else {"gain_percent": 100 * (first / both - 1)}
-        made.append({**about, "row": row, **costs, **{name: round(each, 1) for name, each in last.items()}, **where})
+        made.append({**about, "row": row, **costs, **{name: round(each, 1) for name, each in last.items()}})
     return made
 
 
@@ -184,18 +161,12 @@ def table(rows: report.Rows, given: report.Given) -> str:
     one, unit = rows[0], models.takes(given.model)
     last = {"share": "{share_percent:.1f}%"} if given.blocks else {f"over {one['row']}": "{gain_percent:+.1f}%"}
     columns: dict[str, report.Cell] = {
-        "block" if given.blocks else "layers": "{row}",
-        "forward ms": "{forward_milliseconds:.2f}",
-        "backward ms": "{backward_milliseconds:.2f}",
-        f"{unit}/s": f"{{{unit}_per_second:.1f}}",
-        "kept in between MB": "{closure_megabytes:.1f}",
-        **last,
-    }
-    about = (
-        f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
-        f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, {report.versions(one)}."
-    )
-    return f"{report.table(columns, rows)}\n\n{about}"
+        "block" if given.blocks else "layers": "{row}", "forward ms": "{forward_milliseconds:.2f}",
+        "backward ms": "{backward_milliseconds:.2f}", f"{unit}/s": f"{{{unit}_per_second:.1f}}",
+        "kept in between MB": "{closure_megabytes:.1f}", **last,
+    }  # fmt: skip
+    about = f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
+    return report.table(columns, rows, f"{about}{report.place(one, one['cores'])}, {report.versions(one)}.")
 
 
 def parser() -> report.Parser:
@@ -204,4 +175,4 @@ def parser() -> report.Parser:
     return made
 
 
-main = report.run(__name__, parser, results, table)
+main = report.run(__name__, parser, results, table, report.here)

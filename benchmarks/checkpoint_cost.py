@@ -25,12 +25,9 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-from benchmarks.harness import report
-from benchmarks.harness.children import ChildFailed, say
+from benchmarks.harness import bench_worker, children, report, side_specs
 from benchmarks.harness.turns import back_and_forth
 from fdg_jax.checkpoint import run_checkpoints
-from fdg_jax.checks import options as checks
-from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.training import job as jobs
@@ -41,11 +38,13 @@ EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 
 def window(job: jobs.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
-    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none.
+    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none. root: of a folder that is
+    made for them, as they have the same numbers in every window.
 
     Returns: (seconds, number of checkpoints).
     """
-    pipeline, saver, saves = job.pipeline, run_checkpoints.Saver(root, {}, keep=2), 0
+    pipeline, saves = job.pipeline, 0
+    saver = run_checkpoints.Saver(Path(tempfile.mkdtemp(dir=root)), {}, keep=2)
     assert isinstance(job.dataset, Dataset)  # synthetic images, in memory
     start = time.perf_counter()
     for step, row in enumerate(indices, 1):
@@ -70,49 +69,31 @@ def measure(job: jobs.Job, batches: int, windows: int, root: Path) -> dict[str, 
     window(job, indices[: 4 * job.options.K + 2], 2 * job.options.K + 2, root)  # compiles, and fills the pipeline
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in sides}
     for turn, name in back_and_forth(windows, list(sides)):
-        with not_flushed() if name == NOT_FLUSHED else contextlib.nullcontext():
+        # Without flushing, this package's fsync does nothing.
+        with mock.patch.object(os, "fsync", return_value=None) if name == NOT_FLUSHED else contextlib.nullcontext():
             found[name].append(window(job, indices, sides[name], root))
-        say(f"turn {turn + 1} of {windows}, {name}: {indices.size / found[name][-1][0]:.1f} images/s")
+        report.say(f"turn {turn + 1} of {windows}, {name}: {indices.size / found[name][-1][0]:.1f} images/s")
     return found
-
-
-def not_flushed() -> contextlib.AbstractContextManager:
-    """A context in which this package's fsync does nothing."""
-    return mock.patch.object(os, "fsync", return_value=None)
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
     batches = given.batches or -(-CIFAR // given.batch_size)
     if batches < EVERY:
         raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
-    asked = {name: getattr(given, name) for name in ("model", "batch_size", "K", "method")}
-    options = Config(**asked, dataset="synthetic", learning_rate=0.01, epochs=1)
-    checks.check(options, frozenset())
-    checks.check_names(options)
+    asked = {name: getattr(given, name) for name in ("method", "K", "model", "batch_size")}
+    side = side_specs.Side("trained", **asked, cores=given.K, engine="auto")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = measure(jobs.prepare(options), batches, given.windows, Path(folder))
+            found = measure(bench_worker.Trainer(side).job, batches, given.windows, Path(folder))
         except run_checkpoints.SaveFailed as error:
-            raise ChildFailed(str(error)) from None
-        files = [file for file in run_checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
+            raise children.ChildFailed(str(error)) from None
+        last = [one for each in Path(folder).iterdir() for one in run_checkpoints.stored(each)][-1]
+        files = [file for file in last.rglob("*") if file.is_file()]
         given.megabytes = sum(file.stat().st_size for file in files) / 1e6
     about = {**asked, "windows": given.windows, "batches_per_window": batches, "jax": jax.__version__}
     speeds = {name: [batches * given.batch_size / seconds for seconds, _ in turns] for name, turns in found.items()}
-    return [
-        {
-            "benchmark": "checkpoint_cost",
-            "checkpoints": name,
-            "checkpoints_per_window": found[name][0][1],
-            "images_per_second": report.median(speeds[name], 2),
-            "images_per_second_windows": report.rounded(speeds[name], 2),
-            "ratio": report.median(report.over(speeds[name], speeds["none"]), 4),
-            "ratio_windows": report.over(speeds[name], speeds["none"], 4),
-            "goal": GOALS.get(name),
-            **about,
-            **report.machine(),
-        }
-        for name in found
-    ]
+    return [{"checkpoints": name, "checkpoints_per_window": found[name][0][1], "goal": GOALS.get(name),
+             **report.speeds(speeds[name], speeds["none"]), **about} for name in found]  # fmt: skip
 
 
 COLUMNS: dict[str, report.Cell] = {
@@ -124,19 +105,15 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
-    about = (
-        f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
-        f"{one['batches_per_window']} batches a side in turns: median (least to most). A checkpoint has "
-        f"{given.megabytes:.1f} MB. {one['cpu']}, {one['machine_cores']} cores, JAX {one['jax']}, commit "
-        f"{one['commit']}."
-    )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    about = f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
+    about += f"{one['batches_per_window']} batches a side in turns: median (least to most). A checkpoint has "
+    about += f"{given.megabytes:.1f} MB. {report.place(one)}, JAX {one['jax']}, commit {one['commit']}."
+    return report.table(COLUMNS, rows, about)
 
 
 def parser() -> report.Parser:
     made = report.parser("checkpoint_cost", __doc__, model="resnet20", batch_size=128, K=2, method="fdg", windows=4)
-    told = "of an epoch, which is a window (default: CIFAR-10's, 391 of 128)"
-    made.add_argument("--batches", type=report.positive, help=told)
+    made.add_argument("--batches", type=report.positive, help="of a window (default: an epoch of CIFAR-10, 391 of 128)")
     return made
 
 

@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.harness import report, side_specs
-from benchmarks.harness.children import say
 from benchmarks.harness.turns import Worker
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
@@ -39,13 +38,11 @@ def warm_up(worker: Worker) -> Worker:
 def side_of(given: report.Given, cores: int) -> side_specs.Side:
     """The side that is trained. Raises BadInput if flags make the measurement impossible."""
     if given.ticks < 2 * given.every:
-        fact = f"--ticks {given.ticks} with --every {given.every} is less than two parts to compare"
-        raise BadInput(f"{fact}. Use more ticks.")
+        raise BadInput(f"--ticks {given.ticks} with --every {given.every} is less than two parts. Use more ticks.")
     if given.every % TURNS:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     if given.processes not in (1, given.K):
-        fact = f"--processes {given.processes} with --K {given.K}: all stages are in one process, or each in its own"
-        raise BadInput(f"{fact}. Use 1 or {given.K}.")
+        raise BadInput(f"--processes {given.processes}: stages share one, or each has its own. Use 1 or {given.K}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     name = methods.find(given.method).name + ":processes=each" * (given.processes > 1)
     side = side_specs.parse(name, common, "", given.split)
@@ -60,8 +57,8 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         parts = measure(warm_up(worker), cores, given)
         for ticks in range(given.every, given.ticks + 1, given.every):
             found = next(parts)
-            rows.append({"benchmark": "endurance", **worker.about, "ticks": ticks, **found, **report.machine()})
-            say(f"{ticks} of {given.ticks} ticks: {found['images_per_second']:.1f} images/s")
+            rows.append({**worker.about, "ticks": ticks, **found})
+            report.say(f"{ticks} of {given.ticks} ticks: {found['images_per_second']:.1f} images/s")
     return rows
 
 
@@ -73,12 +70,9 @@ def beside_new_ones(old: Worker, cores: Sequence[int], given: report.Given) -> I
             answers, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
         seconds, fresh_seconds = sum(one["seconds"] for one in answers), sum(one["seconds"] for one in fresh)
         images = given.every * given.batch_size
-        yield {
-            "images_per_second": round(images / seconds, 2),
-            "new_images_per_second": round(images / fresh_seconds, 2),
-            "over_new": round(fresh_seconds / seconds, 4),
-            **{name: answers[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
-        }
+        yield {"images_per_second": round(images / seconds, 2), "over_new": round(fresh_seconds / seconds, 4),
+               "new_images_per_second": round(images / fresh_seconds, 2),
+               **{name: answers[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")}}  # fmt: skip
 
 
 def of_processes(worker: Worker, cores: Sequence[int], given: report.Given) -> Iterator[dict[str, Any]]:
@@ -120,13 +114,11 @@ def table_of_processes(rows: report.Rows, given: report.Given) -> str:
                 "–" if rows[0][name][process] is None else f"{quarters(rows, name, process)[i] / unit:.{digits}f}"
             )
     one, speeds = rows[0], [row["images_per_second"] for row in rows]
-    about = (
-        f"Medians over a quarter of {len(rows)} rows, one after every {given.every:,} of {given.ticks:,} ticks; "
-        f"{report.spread(speeds, 1)} images/s. {given.model}, {given.method}, K={one['K']} in {given.processes} "
-        f"processes, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. {one['cpu']}, "
-        f"{one['machine_cores']} cores, {report.versions(one)}."
-    )
-    return f"{report.table(columns, range(given.processes))}\n\n{about}"
+    about = f"Medians over a quarter of {len(rows)} rows, one after every {given.every:,} of {given.ticks:,} ticks; "
+    about += f"{report.spread(speeds, 1)} images/s. {given.model}, {given.method}, K={one['K']} in {given.processes} "
+    about += f"processes, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. {report.place(one)}, "
+    about += f"{report.versions(one)}."
+    return report.table(columns, range(given.processes), about)
 
 
 COLUMNS: dict[str, report.Cell] = {
@@ -141,19 +133,16 @@ def table(rows: report.Rows, given: report.Given) -> str:
     if given.processes > 1:
         return table_of_processes(rows, given)
     one = rows[0]
-    about = (
-        f"The last rows are {change(rows):.3f} times as fast as the first (medians of up to three), each beside a new "
-        f"process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
-        f"ticks of warm-up, {TURNS} turns a row. {one['cpu']}, {one['machine_cores']} cores, {report.versions(one)}."
-    )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    about = f"The last rows are {change(rows):.3f} times as fast as the first (medians of up to three), each beside a "
+    about += f"new process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
+    about += f"ticks of warm-up, {TURNS} turns a row. {report.place(one)}, {report.versions(one)}."
+    return report.table(COLUMNS, rows, about)
 
 
 def parser() -> report.Parser:
     usual = {"model": "resnet8", "method": "fdg", "K": 2, "split": "balanced", "batch_size": 8, "ticks": 10_000}
     made = report.parser("endurance", __doc__, **usual)
-    told = "1 (default), or K: one for each stage"
-    made.add_argument("--processes", type=report.positive, default=1, help=told)
+    made.add_argument("--processes", type=report.positive, default=1, help="1 (default), or K: one for each stage")
     made.add_argument("--every", type=report.positive, default=1000, help="ticks a row (default 1000)")
     return made
 

@@ -22,7 +22,7 @@ parts. On a GPU, launching a program's kernels costs extra; the same command mea
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import jax
@@ -30,15 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg_jax
-from benchmarks.harness import report
-from benchmarks.harness.hooks import Call, around
-from benchmarks.harness.operation_times import Clock
+from benchmarks.harness import hooks, operation_times, report
 from fdg_jax import models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.engine import host_engine
 from fdg_jax.engine.host_loop import HostLoop
-from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache
 from fdg_jax.methods import fdg
 from fdg_jax.recipe import paper_sgd
@@ -47,27 +44,19 @@ from fdg_jax.stages.stage import Stage
 from fdg_jax.training.job import cross_entropy
 from fdg_jax.transport import devices
 
+IMAGE = 8  # pixels a side
 GPU_STAGE_MICROSECONDS = 1000.0  # an assumed GPU that runs a stage (F, B and U of one tick) in 1 ms
 
 
-class Leaves(NamedTuple):
-    """Counts of the arrays that go in and out of a stage's programs."""
-
-    F: int
-    B: int
-    U: int
-
-
-def count_leaves(stage: Stage, K: int) -> Leaves:
-    """Counts the arrays of a stage's programs. The stage must hold a stash (stage K: must just have made one)."""
+def count_leaves(stage: Stage, K: int) -> dict[str, int]:
+    """Counts the arrays that go in and out of a stage's programs. The stage must hold a stash (stage K: must just have
+    made one)."""
     last, first = stage.k == K, stage.k == 1
     params, extra, optimizer, *_ = (len(jax.tree.leaves(tree)) for tree in stage.state)
     closure = len(jax.tree.leaves(stage.stashes[0].closure))
-    return Leaves(
-        F=params + extra + 1 + last + 1 + extra + closure,
-        B=closure + params + 1 + (not last) + params + (not first),
-        U=params + optimizer + params + params + optimizer,
-    )
+    return {"F_leaves": params + extra + 1 + last + 1 + extra + closure,
+            "B_leaves": closure + params + 1 + (not last) + params + (not first),
+            "U_leaves": params + optimizer + params + params + optimizer}  # fmt: skip
 
 
 def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks: int) -> float:
@@ -101,23 +90,23 @@ def as_one(stage: Stage) -> Callable[..., Any]:
 class Small:
     """The model's pipeline on tiny images, filled. packs: whether arrays are packed."""
 
-    def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int, packs: bool = True):
+    def __init__(self, model: str, K: int, cut: str, batch_size: int, packs: bool = True):
         meta = synthetic.load()
-        self.images, self.labels = meta.train_images[:256, :size, :size], meta.train_labels[:256]
+        self.images, self.labels = meta.train_images[:256, :IMAGE, :IMAGE], meta.train_labels[:256]
         blocks = models.blocks(model, meta.classes)
-        self.K, self.row, self.leaves = K, np.arange(batch_size), dict[int, Leaves]()
+        self.K, self.row, self.leaves = K, np.arange(batch_size), dict[int, dict[str, int]]()
         stages, transform = split.stages(blocks, split.parse(cut, model, K, len(blocks))), train_transform(meta, 0)
         pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
         with mock.patch.object(Stage, "packs", packs):
             pipeline.init(jax.random.key(0), (self.images[self.row], self.labels[self.row]))
         assert isinstance(pipeline.engine, host_engine.HostEngine)
         self.engine = pipeline.engine
-        with around(self.engine, self.count):
+        with hooks.around(self.engine, self.count):
             for _ in range(2 * K):
                 self.tick()
         self.wait()
 
-    def count(self, call: Call, dispatch: Callable[[], Any]) -> Any:
+    def count(self, call: hooks.Call, dispatch: Callable[[], Any]) -> Any:
         result = dispatch()
         if call.what == "F":
             self.leaves[call.k] = count_leaves(self.engine.stages[call.k], self.K)
@@ -133,8 +122,8 @@ class Small:
     def calls(self, ticks: int) -> dict[tuple[str, int], float]:
         """Median microseconds of each dispatch, by (what, k): see `Clock`. ("send", 0) is the median of all
         messages."""
-        clock = Clock(self.engine)
-        with around(self.engine, clock):
+        clock = operation_times.Clock(self.engine)
+        with hooks.around(self.engine, clock):
             for _ in range(ticks):
                 clock.train(self.images, self.labels, self.row)
         sends = [seconds for (what, _), taken in clock.host.items() if what.startswith("send") for seconds in taken]
@@ -201,31 +190,24 @@ def loop_microseconds(K: int, ticks: int) -> float:
 
 def measure(model: str, K: int, packing: str, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage, then a row for the tick."""
-    small = Small(model, K, given.split, given.batch_size, given.image_size, packing == "on")
+    small = Small(model, K, given.split, given.batch_size, packing == "on")
     whole, entry = small.ticks(given.ticks)
     calls, programs = small.calls(given.ticks), small.programs(given.ticks)
-    about = {"benchmark": "host_cost", "model": model, "K": K, "packing": packing}
+    about = {"model": model, "K": K, "packing": packing}
     rows = []
     for k in range(1, K + 1):
-        leaves = {f"{what}_leaves": value for what, value in small.leaves[k]._asdict().items()}
         bare = dict(zip(("three_programs", "one_program"), programs[k], strict=True))
         costs = {what: calls[what, k] for what in "FBU"} | bare
         costs = {f"{what}_microseconds": round(value, 1) for what, value in costs.items()}
-        rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
+        rows.append({**about, "row": "stage", "k": k, **small.leaves[k], **costs})
     stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
     send, loop = calls["send", 0], loop_microseconds(K, given.ticks) + calls["loss", 0]
     entry += calls["fill x", 1] + calls["fill labels", K]
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
-    tick = {
-        "stage_calls_microseconds": stages / K,
-        "send_microseconds": send,
-        "entry_microseconds": entry,
-        "loop_microseconds": loop,
-        "tick_microseconds": alone,
-        "tick_while_computing_microseconds": whole,
-        "share_percent": 100 * alone / GPU_STAGE_MICROSECONDS,
-        "share_while_computing_percent": 100 * whole / GPU_STAGE_MICROSECONDS,
-    }
+    tick = {"stage_calls": stages / K, "send": send, "entry": entry, "loop": loop, "tick": alone}
+    tick = {f"{name}_microseconds": each for name, each in (tick | {"tick_while_computing": whole}).items()}
+    shares = {"share_percent": alone, "share_while_computing_percent": whole}
+    tick |= {name: 100 * each / GPU_STAGE_MICROSECONDS for name, each in shares.items()}
     return [*rows, {**about, "row": "tick", **{name: round(value, 1) for name, value in tick.items()}}]
 
 
@@ -236,7 +218,7 @@ def fits(rows: report.Rows) -> list[dict[str, Any]]:
         leaves, costs = np.array([(row[f"{what}_leaves"], row[f"{what}_microseconds"]) for row in stages]).T
         if len(set(leaves)) > 1:  # else no line can be fitted
             each, fixed = np.polyfit(leaves, costs, 1)
-            about = {"benchmark": "host_cost", "row": "fit", "what": what, "calls": len(stages)}
+            about = {"row": "fit", "what": what, "calls": len(stages)}
             costs = {"fixed_microseconds": round(float(fixed), 1), "leaf_microseconds": round(float(each), 2)}
             found.append({**about, **costs})
     return found
@@ -260,35 +242,27 @@ def table(rows: report.Rows, given: report.Given) -> str:
     stages, ticks, lines = ([r for r in rows if r["row"] == kind] for kind in ("stage", "tick", "fit"))
     one = rows[0]
     shown = "; ".join(f"{r['what']} {r['fixed_microseconds']:.0f} + {r['leaf_microseconds']:.2f}" for r in lines)
-    about = (
-        f"The shares are of a tick on GPUs that take 1 ms for a stage's F, B and U. "
-        f"Lines through the calls, µs + µs an array in and out: {shown or 'none'}. "
-        f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {given.image_size}x{given.image_size}, "
-        f"split {given.split}. Devices {one['device']}; {one['cpu']}, {one['machine_cores']} cores, "
-        f"{report.versions(one)}."
-    )
+    about = "The shares are of a tick on GPUs that take 1 ms for a stage's F, B and U. "
+    about += f"Lines through the calls, µs + µs an array in and out: {shown or 'none'}. "
+    about += f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {IMAGE}x{IMAGE}, "
+    about += f"split {given.split}. Devices {one['device']}; {report.place(one)}, {report.versions(one)}."
     return "\n\n".join([report.table(STAGES, stages), report.table(TICKS, ticks), about])
 
 
 def parser() -> report.Parser:
     usual = {"model": ["resnet20"], "K": [1, 2, 3, 4], "split": "balanced", "ticks": 300, "batch_size": 1}
     made = report.parser("host_cost", __doc__, **usual)
-    told = "whether small arrays are packed into one (default on)"
-    made.add_argument("--packing", choices=["on", "off"], nargs="+", default=["on"], help=told)
-    told = "pixels a side, at most 32 (default 8)"
-    made.add_argument("--image-size", type=report.positive, default=8, help=told)
+    made.add_argument("--packing", choices=["on", "off"], nargs="+", default=["on"], help="small arrays (default on)")
     return made
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
-    if not 8 <= given.image_size <= 32:
-        raise BadInput(f"--image-size {given.image_size}: images are cut out of images of 32 pixels. Use 8 to 32.")
     devices.emulate_cpu(max(given.K))
     compile_cache.enable()
     rows = [row for model in given.model for K in given.K for packing in given.packing
             for row in measure(model, K, packing, given)]  # fmt: skip
-    where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **report.here()}
+    where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": IMAGE}
     return [{**row, **where} for row in [*rows, *fits(rows)]]
 
 
-main = report.run(__name__, parser, results, table)
+main = report.run(__name__, parser, results, table, report.here)

@@ -10,17 +10,14 @@ and are compiled and warm before the clock starts. Then they take turns, one win
 ratio is a side's speed over the first side's in the same turn; the table has the median over the turns.
 
 On a GPU (`--device gpu`, the default if there is one) the sides are the engines on it: BP, the delay line and the
-pipeline, whose K stages share the GPUs. A second table then has the time that each operation of a stage takes alone.
+pipeline, whose K stages share the GPUs.
 """
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness import report, side_specs
-from benchmarks.harness.children import say
-from benchmarks.harness.report import median, over, rounded
-from benchmarks.harness.turns import Worker, started, take_turns
+from benchmarks.harness import report, side_specs, turns
 from benchmarks.peers import sides as peers
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
@@ -28,40 +25,24 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.schedule.ideal import COMPARED, free_time, tick_time
 
 DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
-OPERATIONS = 20  # batches for the times of operations
 SPEEDS = "images_per_second_windows"
 
 
-def speed_row(worker: Worker, speeds: Sequence[float]) -> dict[str, Any]:
-    """The entries of a row on a side's windows and on the cores meanwhile. speeds: images/s of each window."""
-    return {
-        **worker.about,
-        "batches_per_window": worker.batches,
-        "images_per_second": median(speeds, 2),
-        SPEEDS: rounded(speeds, 6),
-        "core_percent": [median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)],
-        "others_percent": median(worker.column("others_percent"), 1),
-        "core_numbers": worker.cores,
-        **report.machine(),
-    }
+def speed_row(worker: turns.Worker, speeds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
+    """The entries of a row on a side's windows and on the cores meanwhile. speeds, first: images/s of each window of
+    this side and of the first."""
+    by_core = [report.median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)]
+    others = {"others_percent": report.median(worker.column("others_percent"), 1), "core_numbers": worker.cores}
+    found = report.speeds(speeds, first)
+    return {**worker.about, "batches_per_window": worker.batches, **found, "core_percent": by_core, **others}
 
 
-def row(worker: Worker, first: Worker, given: report.Given) -> dict[str, Any]:
-    speeds = worker.column("images_per_second")
-    ratios = over(speeds, first.column("images_per_second"))
-    return {
-        "benchmark": "images_per_second",
-        **speed_row(worker, speeds),
-        "windows": given.windows,
-        "seconds": given.seconds,
-        "baseline": first.side.name,
-        "ratio": median(ratios, 4),
-        "ratio_windows": rounded(ratios, 4),
-        "busy_percent": median(worker.column("busy_percent"), 1),
-        "page_faults_per_batch": round(median(worker.column("page_faults"), 1) / worker.batches, 1),
-        "operations": worker.operations,
-        "held": worker.held,
-    }
+def row(worker: turns.Worker, first: turns.Worker, given: report.Given) -> dict[str, Any]:
+    faults = round(report.median(worker.column("page_faults"), 1) / worker.batches, 1)
+    busy = {"busy_percent": report.median(worker.column("busy_percent"), 1), "page_faults_per_batch": faults}
+    about = {"windows": given.windows, "seconds": given.seconds, "baseline": first.side.name, "held": worker.held}
+    speeds = speed_row(worker, worker.column("images_per_second"), first.column("images_per_second"))
+    return {**speeds, **about, **busy}
 
 
 def ideal(row: dict[str, Any]) -> str:
@@ -90,7 +71,8 @@ def versions(rows: report.Rows) -> str:
 def side_columns(bases: dict[str, Sequence[float]]) -> dict[str, report.Cell]:
     """The columns of a table of speeds. bases: images/s of the sides with which all are compared."""
     ratios: dict[str, report.Cell] = {
-        f"over {name}": lambda r, base=base: report.spread(over(r[SPEEDS], base), 3) for name, base in bases.items()
+        f"over {name}": lambda r, base=base: report.spread(report.over(r[SPEEDS], base), 3)
+        for name, base in bases.items()
     }
     columns: dict[str, report.Cell] = {"side": "`{side}`", "K": "{K}", "cores": "{cores}"}
     columns |= {"later stages begin at": report.cuts, "images/s": report.spread_of(SPEEDS, 1)}
@@ -101,7 +83,7 @@ def about_machine(rows: report.Rows) -> str:
     """The last sentences below a table of speeds."""
     one = rows[0]
     pages = "on" if one["huge_pages"] else "off"
-    where = f"{one['cpu']}, {one['machine_cores']} cores, {versions(rows)}, huge pages {pages}, commit {one['commit']}."
+    where = f"{report.place(one)}, {versions(rows)}, huge pages {pages}, commit {one['commit']}."
     return f"{where} {report.disturbed(rows)}"
 
 
@@ -115,11 +97,9 @@ def table(rows: report.Rows, given: report.Given) -> str:
         heads = ("MB of arrays", f"bytes more than {one['side']}: predicted", "measured")
         columns |= {head: lambda r, i=i: more_held(r, one)[i] for i, head in enumerate(heads)}
     where = "" if one["device"] == "cpu" else f"{one['device_kind']}; host "
-    about = (
-        f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
-        f"side in turns: median (least to most). {where}{about_machine(rows)}"
-    )
-    return "\n\n".join([report.table(columns, rows), *stage_times(rows), about, *given.missing])
+    about = f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
+    about += f"side in turns: median (least to most). {where}{about_machine(rows)}"
+    return "\n\n".join([report.table(columns, rows, about), *given.missing])
 
 
 def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
@@ -131,38 +111,21 @@ def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
     return [report.megabytes(row["held"]["measured_bytes"]), *more]
 
 
-def stage_times(rows: report.Rows) -> list[str]:
-    """A table of the time of each operation of a stage alone, from dispatch to end; [] if it was not measured."""
-    timed = {row["side"]: row["operations"]["alone"] for row in rows if row["operations"]}
-    kinds = sorted({key.partition("/")[0] for alone in timed.values() for key in alone["device"]})
-    stages = [(row["side"], k) for row in rows if row["side"] in timed for k in range(1, row["K"] + 1)]
-
-    def milliseconds(side: str, k: int, kind: str) -> str:
-        host, device = timed[side]["host"], timed[side]["device"]
-        return f"{1e3 * (host[key] + device[key]):.3f}" if (key := f"{kind}/{k}") in device else ""
-
-    body = [[f"`{side}`", str(k), *(milliseconds(side, k, kind) for kind in kinds)] for side, k in stages]
-    return [report.markdown(["side", "k", *(f"{kind} ms" for kind in kinds)], body)] if timed else []
-
-
 def parser() -> report.Parser:
     names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
-    lines = [f"  {name:10} {meaning}" for name, meaning in options]
+    lines = [f"  {name:10} {meaning}" for name, (_, meaning) in options]
     lines += [f"  {side_specs.METHODS_OWN}", f"  {side_specs.OF_TRAINING}", peers.help()]
     default, default_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
     usual = {"model": "resnet20", "batch_size": 128, "K": 2, "split": "balanced", "windows": 6, "seconds": 8.0}
     made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines), **usual)
     add = made.add_argument
-    told = f"the first is the baseline (default {default}, on a GPU {default_gpu})"
-    add("--sides", nargs="+", metavar="SIDE", help=told)
+    add("--sides", nargs="+", metavar="SIDE", help=f"first the baseline (default {default}, on a GPU {default_gpu})")
     add("--also-over", metavar="SIDE", help="another side to compare with, in a column of its own")
-    told = "count also the bytes of each side's arrays between two operations, predicted and measured"
-    add("--memory", action="store_true", help=told)
-    told = "CPU cores, or the accelerators that JAX finds (default: a GPU, if any)"
-    add("--device", choices=["cpu", "gpu"], help=told)
-    add("--dtype", choices=side_specs.CHOICES["dtype"], help="of every side without dtype=... of its own")
-    add("--precision", choices=side_specs.CHOICES["precision"], help="of every side without precision=... of its own")
+    add("--memory", action="store_true", help="count the bytes of each side's arrays, too, predicted and measured")
+    add("--device", choices=["cpu", "gpu"], help="CPU cores, or JAX's accelerators (default: a GPU, if any)")
+    add("--dtype", choices=side_specs.OPTIONS["dtype"][0], help="of every side without dtype=... of its own")
+    add("--precision", choices=side_specs.OPTIONS["precision"][0], help="of every side without one of its own")
     add("--skip-failed", action="store_true", help="leave a side out that fails, unless it is the first")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
@@ -175,27 +138,22 @@ def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
     common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
     wanted = given.sides or DEFAULT[device]
     if given.also_over not in (None, *wanted[1:]):
-        fact = f"--also-over {given.also_over} is none of the sides behind the first, {' '.join(wanted[1:])}"
-        raise BadInput(f"{fact}. Name one of them.")
+        raise BadInput(f"--also-over {given.also_over} is no side behind the first. Use {' or '.join(wanted[1:])}.")
     sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
     side_specs.check(sides, len(side_specs.cores_available()))
-    if given.memory and (other := next((side for side in sides if side.worker != side_specs.OUR_WORKER), None)):
+    if given.memory and (other := next((side for side in sides if side.worker != side_specs.Side.worker), None)):
         raise BadInput(f"--memory counts JAX's arrays of one process. Leave it or side {other.name} out.")
     sides, given.missing = peers.available(sides, given.python)
     for sentence in given.missing:
-        say(sentence)
-    if given.also_over not in (None, *(side.name for side in sides)):
-        raise BadInput(f"--also-over {given.also_over} is missing here. Leave it out.")
+        report.say(sentence)
     return sides
 
 
 def results(given: report.Given) -> list[dict[str, Any]]:
     device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
     sides, left_out = asked_for(given, device), dict[str, str]() if given.skip_failed else None
-    with started(sides, side_specs.cores_available(), given.seconds, left_out) as workers:
-        workers = take_turns(workers, given.windows, left_out)
-        for worker in workers if device == "gpu" else []:
-            worker.operations = worker.ask({"operations": OPERATIONS})
+    with turns.started(sides, side_specs.cores_available(), given.seconds, left_out) as workers:
+        workers = turns.take_turns(workers, given.windows, left_out)
         for worker in workers if given.memory else []:
             worker.held = worker.ask({"held": 2})
     given.missing += [f"Side {name} is left out: {why}." for name, why in (left_out or {}).items()]

@@ -17,15 +17,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import report, side_specs
-from benchmarks.harness.children import say
-from benchmarks.harness.paper_speeds import SPEEDS
-from benchmarks.harness.turns import back_and_forth
+from benchmarks.harness import paper_speeds, report, side_specs, turns
+from fdg_jax import models
 from fdg_jax.data.stream import AHEAD, Loader, Stream, TrainBatches
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
@@ -33,7 +32,7 @@ from fdg_jax.machine.cores import pinned
 
 PHOTO, QUALITY, CLASSES = (500, 375), 90, 10
 LOADER = "loader, workers="
-PAPER = max(float(speed.images_per_second) for speed in SPEEDS if speed.network == "ResNet-101")
+PAPER = max(float(speed.images_per_second) for speed in paper_speeds.SPEEDS if speed.network == "ResNet-101")
 
 
 def make_images(folder: Path, count: int) -> float:
@@ -56,18 +55,12 @@ def make_images(folder: Path, count: int) -> float:
     return statistics.mean(sizes)
 
 
-def stream(folder: Path) -> Stream:
-    """The data set as `--dataset imagenet` makes it, without the notice that it is not the whole of ImageNet."""
-    train, test, classes = imagenet.of_folders(folder)
-    return Stream("photographs", train, test, classes, imagenet.SIDE, imagenet.MEAN, imagenet.STD)
-
-
 def demand(source: Stream, given: report.Given) -> Callable[[], float]:
     """Makes a function that trains for a window and returns images/s. JAX's threads get the caller's core."""
     import jax
 
     import fdg_jax
-    from fdg_jax import models, split
+    from fdg_jax import split
     from fdg_jax.data.augment import train_transform
     from fdg_jax.recipe import paper_sgd
     from fdg_jax.training.job import cross_entropy
@@ -104,13 +97,12 @@ def supply(source: Stream, workers: int, given: report.Given) -> float:
 def measure(source: Stream, cores: Sequence[int], given: report.Given) -> dict[str, list[float]]:
     """{side: images/s of each turn}; the first side is the demand."""
     sides: dict[str, Callable[[], float]] = {given.model: demand(source, given)}
-    for workers in given.workers:
-        sides[f"{LOADER}{workers}"] = lambda workers=workers: supply(source, workers, given)
+    sides |= {f"{LOADER}{workers}": partial(supply, source, workers, given) for workers in given.workers}
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for turn, name in back_and_forth(given.windows, list(sides)):
+    for turn, name in turns.back_and_forth(given.windows, list(sides)):
         with pinned(cores[: cores_of(name)]):
             found[name].append(sides[name]())
-        say(f"turn {turn + 1} of {given.windows}, {name}: {found[name][-1]:.1f} images/s")
+        report.say(f"turn {turn + 1} of {given.windows}, {name}: {found[name][-1]:.1f} images/s")
     return found
 
 
@@ -120,70 +112,48 @@ def cores_of(side: str) -> int:
 
 COLUMNS: dict[str, report.Cell] = {
     "side": "`{side}`", "cores": "{cores}", "images/s": report.spread_of("images_per_second_windows", 2),
-    "over demand": report.spread_of("over_demand_windows", 1),
+    "over demand": report.spread_of("ratio_windows", 1),
 }  # fmt: skip
 
 
 def table(made: report.Rows, given: report.Given) -> str:
     one = made[0]
-    about = (
-        f"Images 224x224 of JPEGs of {one['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
-        f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {one['device']}; "
-        f"{one['cpu']}, {one['machine_cores']} cores, commit {one['commit']}."
-    )
+    about = f"Images 224x224 of JPEGs of {one['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
+    about += f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {one['device']}; "
+    about += f"{report.place(one)}, commit {one['commit']}."
     if each := max((row["images_per_second"] / row["cores"] for row in made[1:]), default=0.0):
-        about += (
-            f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "
-            f"needs {math.ceil(PAPER / each)} such cores."
-        )
-    return f"{report.table(COLUMNS, made)}\n\n{about}"
+        about += f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "
+        about += f"needs {math.ceil(PAPER / each)} such cores."
+    return report.table(COLUMNS, made, about)
 
 
 def parser() -> report.Parser:
     made = report.parser("loader", __doc__, model="resnet101_imagenet", batch_size=8, windows=4, seconds=8.0)
-    told = "processes of each loader (default 0 1 2, as cores allow)"
-    made.add_argument("--workers", type=int, nargs="+", default=None, help=told)
+    made.add_argument("--workers", type=int, nargs="+", help="processes of each loader (default 0 1 2, as cores allow)")
     made.add_argument("--images", type=report.positive, default=200, help="number of image files (default 200)")
     return made
 
 
-def check(given: report.Given, cores: int) -> None:
-    from fdg_jax import models
-
-    if given.workers is None:
-        given.workers = [workers for workers in (0, 1, 2) if workers <= cores]
-    for workers in given.workers:
-        if not 0 <= workers <= cores:
-            raise BadInput(f"--workers {workers}: there are {cores} cores, one for each. Use 0 to {cores}.")
-    if given.images < given.batch_size:
-        raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
-    models.blocks(given.model, CLASSES)
-
-
 def results(given: report.Given) -> list[dict[str, Any]]:
     cores = side_specs.cores_available()
-    check(given, len(cores))
+    if given.workers is None:
+        given.workers = [workers for workers in (0, 1, 2) if workers <= len(cores)]
+    if wrong := [workers for workers in given.workers if not 0 <= workers <= len(cores)]:
+        raise BadInput(f"--workers {wrong[0]}: there are {len(cores)} cores, one for each. Use 0 to {len(cores)}.")
+    if given.images < given.batch_size:
+        raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
+    models.blocks(given.model, CLASSES)  # refuses an unknown model
     with tempfile.TemporaryDirectory() as folder, pinned(cores[:1]):  # before JAX makes its threads
         size = make_images(Path(folder), given.images)
-        found = measure(stream(Path(folder)), cores, given)
+        train, test, classes = imagenet.of_folders(Path(folder))
+        source = Stream("photographs", train, test, classes, imagenet.SIDE, imagenet.MEAN, imagenet.STD)
+        found = measure(source, cores, given)
     import jax
 
-    first, about = found[given.model], {"file_bytes": round(size), "device": jax.devices()[0].platform}
-    return [
-        {
-            "benchmark": "loader",
-            "side": side,
-            "cores": cores_of(side),
-            "batch_size": given.batch_size,
-            "images_per_second": report.median(speeds, 2),
-            "images_per_second_windows": report.rounded(speeds, 2),
-            "over_demand": report.median(report.over(speeds, first), 3),
-            "over_demand_windows": report.over(speeds, first, 3),
-            **about,
-            **report.machine(),
-        }
-        for side, speeds in found.items()
-    ]
+    first, about = found[given.model], {"batch_size": given.batch_size, "file_bytes": round(size)}
+    about["device"] = jax.devices()[0].platform
+    return [{"side": side, "cores": cores_of(side), **report.speeds(speeds, first, 3), **about}
+            for side, speeds in found.items()]  # fmt: skip
 
 
 main = report.run(__name__, parser, results, table)

@@ -32,11 +32,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import hosts, machines, report, side_specs, wire_probe
-from benchmarks.harness.children import say
-from benchmarks.harness.joined import COORDINATOR, HOSTS
-from benchmarks.harness.report import median, rounded
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import hosts, machines, ranks, report, serving, side_specs, wire_probe
 from benchmarks.harness.turns import Worker
 from fdg_jax import models
 from fdg_jax.errors import BadInput
@@ -47,14 +43,15 @@ NETWORKS = (
 )  # fmt: skip
 PORT = 1234  # at which process 0 listens on its host
 STREAM_BYTES = 2**24
+Sizes = Mapping[tuple[str, int], float]  # by (what, receiving stage)
+SETTLE, TRIES = 6, 3  # batches after a change that do not count; messages that are timed alone in a turn
 BOUND_PERCENT = 10.0  # the goal for the prediction's error
-LARGE = {
-    "net.ipv4.tcp_congestion_control": "reno",
-    "net.ipv4.tcp_wmem": "4096 16384 67108864",
-    "net.ipv4.tcp_rmem": "4096 131072 67108864",
-    "net.ipv4.tcp_slow_start_after_idle": "0",
-}
-WINDOWS: Mapping[str, Mapping[str, str]] = {"large": LARGE, "system": {}}
+WINDOWS: Mapping[str, Mapping[str, str]] = {
+    "system": {}, "large": {
+        "net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0",
+        "net.ipv4.tcp_wmem": "4096 16384 67108864", "net.ipv4.tcp_rmem": "4096 131072 67108864",
+    },
+}  # fmt: skip
 
 
 class Turn(NamedTuple):
@@ -67,12 +64,12 @@ class Turn(NamedTuple):
     images_per_second: float
     link: float
     messages: float
-    seconds: Mapping[tuple[str, int], float]
+    seconds: Sizes
     relay_percent: float
     others_percent: float
 
 
-def machine(timed: Mapping[str, Any], side: Side, link: Link, size: Mapping[tuple[str, int], float]) -> Machine:
+def machine(timed: Mapping[str, Any], side: side_specs.Side, link: Link, size: Sizes) -> Machine:
     """A machine with a core for each stage.
 
     Arguments:
@@ -95,13 +92,13 @@ def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any
     """A window on a network, and its predictions."""
     side, schedule = worker.side, side_specs.schedule_of(worker.side)
     there.become(link)
-    worker.ask({"run": given.settle})
+    worker.ask({"run": SETTLE})
     before = there.relay_seconds()
     worker.window()
     window = worker.windows[-1]
     relay = 100 * (there.relay_seconds() - before) / (side.cores * window["seconds"])
     bytes_of, seconds = dict[tuple[str, int], float](), dict[tuple[str, int], float]()
-    for what, _, to, size, tries in worker.ask({"messages": given.tries})["messages"]:
+    for what, _, to, size, tries in worker.ask({"messages": TRIES})["messages"]:
         bytes_of[what, to + 1] = size  # stage k is in process k - 1
         seconds[what, to + 1] = statistics.median(tries)
     of_link = predict(schedule, machine(timed, side, link, bytes_of)).seconds
@@ -120,36 +117,23 @@ def row(
     column = {name: [getattr(each, name) for each in turns] for name in Turn._fields}
     measured, kernel = column["images_per_second"], Path("/proc/sys/net/ipv4/tcp_congestion_control")
     system = kernel.read_text(encoding="utf-8").strip()
+    alone = {f"{what} to {k}": report.rounded([each[what, k] for each in column["seconds"]], 6)
+             for what, k in turns[0].seconds}  # fmt: skip
     return {
-        "benchmark": "network",
-        **worker.about,
-        "network": text,
-        "latency_seconds": link.latency_seconds,
-        "bytes_per_second": 1 / link.seconds_per_byte if link.seconds_per_byte else None,
-        "windows": given.windows,
+        **worker.about, "network": text, "latency_seconds": link.latency_seconds,
+        "bytes_per_second": 1 / link.seconds_per_byte if link.seconds_per_byte else None, "windows": given.windows,
         "congestion_control": WINDOWS[given.windows].get("net.ipv4.tcp_congestion_control", system),
-        "rounds": given.rounds,
-        "batches_per_window": given.steps,
-        "images_per_second": rounded(measured, 4),
-        "predicted_of_link": rounded(column["link"], 4),
-        "predicted_of_messages": rounded(column["messages"], 4),
-        "ratio_of_link": report.over(column["link"], measured, 4),
-        "ratio_of_messages": report.over(column["messages"], measured, 4),
-        "message_seconds": {
-            f"{what} to {k}": rounded([each[what, k] for each in column["seconds"]], 6) for what, k in turns[0].seconds
-        },
-        "round_trip_seconds": probe["round_trip_seconds"],
+        "rounds": given.rounds, "batches_per_window": given.steps, "images_per_second": report.rounded(measured, 4),
+        **{f"predicted_of_{what}": report.rounded(column[what], 4) for what in ("link", "messages")},
+        **{f"ratio_of_{what}": report.over(column[what], measured, 4) for what in ("link", "messages")},
+        "message_seconds": alone, "round_trip_seconds": probe["round_trip_seconds"],
         "stream_bytes_per_second": probe["bytes_per_second"],
-        "relay_percent": median(column["relay_percent"], 1),
-        "others_percent": median(column["others_percent"], 1),
-        **report.machine(),
-    }
+        **{name: report.median(column[name], 1) for name in ("relay_percent", "others_percent")},
+    }  # fmt: skip
 
 
-def joined(given: report.Given, cores: int) -> Side:
+def joined(given: report.Given, cores: int) -> side_specs.Side:
     """The side that is measured. Raises BadInput if it cannot be measured."""
-    if given.K < 2:
-        raise BadInput(f"--K {given.K}: a network is between 2 processes or more.")
     models.blocks(given.model, 10)  # refuses an unknown model
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = side_specs.parse(f"{given.method}:processes=each", common, "", given.split)
@@ -171,20 +155,20 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
             there.become(link)
             probes[text] = wire_probe.measured(inside[:2], there.addresses[1], STREAM_BYTES)
         there.become(Link())
-        meeting = {HOSTS: json.dumps(inside), COORDINATOR: f"{there.addresses[0]}:{PORT}"}
-        say(f"{side.name}: compiling, on {given.K} hosts")
+        meeting = {ranks.HOSTS: json.dumps(inside), serving.COORDINATOR: f"{there.addresses[0]}:{PORT}"}
+        report.say(f"{side.name}: compiling, on {given.K} hosts")
         with Worker(side, cores, meeting) as worker:
             worker.ready().batches = given.steps
             turns: dict[str, list[Turn]] = {text: [] for text in links}
             for number in range(given.rounds):
                 there.become(Link())
-                worker.ask({"run": given.settle})
+                worker.ask({"run": SETTLE})
                 timed = worker.time_operations(given.batches)
                 for text, link in links.items() if number % 2 == 0 else reversed(links.items()):
                     found = turn(there, worker, link, timed, given)
                     turns[text].append(found)
                     about = f"measured {found.images_per_second:.1f}, predicted {found.link:.1f}, {found.messages:.1f}"
-                    say(f"turn {number + 1} of {given.rounds}, {text}, images/s: {about}")
+                    report.say(f"turn {number + 1} of {given.rounds}, {text}, images/s: {about}")
             return [row(text, links[text], worker, turns[text], probes[text], given) for text in links]
 
 
@@ -199,11 +183,10 @@ def table(found: report.Rows, given: report.Given) -> str:
         "network": "{network}",
         "there and back ms": lambda r: f"{1e3 * r['round_trip_seconds']:.2f}",
         "TCP stream Mbit/s": lambda r: f"{8e-6 * r['stream_bytes_per_second']:,.0f}",
-        "a message alone ms": lambda r: ", ".join(
-            f"{name}: {1e3 * statistics.median(each):.1f}" for name, each in r["message_seconds"].items()
-        ),
+        "a message alone ms": lambda r: ", ".join(f"{name}: {1e3 * statistics.median(each):.1f}"
+                                                  for name, each in r["message_seconds"].items()),
         "images/s measured": report.spread_of("images_per_second", 1),
-    }
+    }  # fmt: skip
     columns: list[tuple[str, report.Cell]] = list(head.items())
     for what in ("link", "messages"):
         middle = lambda r, what=what: f"{statistics.median(r[f'predicted_of_{what}']):.1f}"  # noqa: E731
@@ -211,14 +194,12 @@ def table(found: report.Rows, given: report.Given) -> str:
         columns.append(("predicted / measured", report.spread_of(f"ratio_of_{what}", 3)))
     columns.append((f"within {BOUND_PERCENT:.0f}%", within))
     one = found[0]
-    about = (
-        f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
-        f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); n = {one['rounds']} "
-        f"windows of {one['batches_per_window']} batches: median (least to most), the ratios within a turn. "
-        f"{one['cpu']}, {one['machine_cores']} cores, {report.versions(one)}. The relay took at most "
-        f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
-    )
-    return f"{report.table(columns, found)}\n\n{about}"
+    about = f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
+    about += f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); n = {one['rounds']} "
+    about += f"windows of {one['batches_per_window']} batches: median (least to most), the ratios within a turn. "
+    about += f"{report.place(one)}, {report.versions(one)}. The relay took at most "
+    about += f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
+    return report.table(columns, found, about)
 
 
 def parser() -> report.Parser:
@@ -228,8 +209,6 @@ def parser() -> report.Parser:
     networks = f"none, or <latency>,<bandwidth> such as 10ms,1Gbit/s; without latency 0 (default {' '.join(NETWORKS)})"
     add("--networks", nargs="+", default=list(NETWORKS), metavar="LINK", help=networks)
     add("--windows", choices=list(WINDOWS), default="large", help="TCP's: large (default) or this system's")
-    add("--settle", type=report.positive, default=6, help="batches after a change that do not count (default 6)")
-    add("--tries", type=report.positive, default=3, help="messages that are timed alone in a turn (default 3)")
     return made
 
 

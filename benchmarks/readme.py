@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.harness.children import say
-from benchmarks.harness.report import append, machine
+from benchmarks.harness.report import append, machine, say
 from fdg_jax.errors import BadInput
 from fdg_jax.options.parser import Parser
 
@@ -60,7 +59,7 @@ def run(line: str, file: Path) -> bool:
         return False
     record = {"benchmark": "readme", "printed_by": line, "text": done.stdout, "seconds": round(took, 1)}
     record |= {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "commit": machine()["commit"]}
-    append([record], str(file))
+    append(record, str(file))
     return True
 
 
@@ -78,13 +77,6 @@ def rendered(text: str, last: dict[str, str]) -> str:
         return match[1] + (match["text"] if found is None else f"\n{found.strip()}\n\n")
 
     return SHOWN.sub(fill, text)
-
-
-def render(page: Path, last: dict[str, str]) -> None:
-    """Writes a page again, completely or not at all."""
-    new = page.with_suffix(".tmp")
-    new.write_text(rendered(page.read_text(encoding="utf-8"), last), encoding="utf-8")
-    os.replace(new, page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [] if given.render else [line for line in wanted if not run(line, file)]
     last = printed(file)
     for page in pages():
-        render(page, last)
+        new = page.with_suffix(".tmp")  # so that a page is written completely or not at all
+        new.write_text(rendered(page.read_text(encoding="utf-8"), last), encoding="utf-8")
+        os.replace(new, page)
     print(f"{RESULTS}/*.md: {len(wanted) - len(failed)} of {len(lines)} tables from {file}")
     for line in failed:
         print(f"error: failed, and its old table stays: {line}", file=sys.stderr)

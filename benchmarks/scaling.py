@@ -14,9 +14,8 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import machines, report
+from benchmarks.harness import machines, paper_speeds, report
 from benchmarks.harness.machines import LINKS, BlockTimes
-from benchmarks.harness.paper_speeds import SPEEDS
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.pages.charts import canvas, plain
@@ -26,7 +25,7 @@ from fdg_jax.schedule.simulator import Link, Prediction, predict
 COLOURS = {"none": "#7b8794", "nvlink": "#009e73", "pcie": "#0072b2", "fitted link": "#d55e00"}
 MARKERS = {"one block": "s", "stage": "o", "link": "v", "host": "^", "waiting": "D"}
 ORDERS = {"backward-first": "-", "forward-first": ":"}
-PAPER = {(s.network, s.method, s.K): float(s.images_per_second) for s in SPEEDS}
+PAPER = {(s.network, s.method, s.K): float(s.images_per_second) for s in paper_speeds.SPEEDS}
 HOST_MICROSECONDS = 100.0  # assumed time of a dispatch; benchmarks.host_cost measures it
 
 
@@ -134,20 +133,11 @@ def paper_rows(network: Network, times: BlockTimes, of: Measures, links: Mapping
             continue
         cuts = models.paper_split(network.model, K) or ()
         found = {name: run(times, of, cuts, method.lower(), link) for name, link in links.items()}
-        rows.append(
-            {
-                "benchmark": "scaling",
-                "row": "table 7",
-                "network": network.label,
-                "K": K,
-                "method": method,
-                "paper_images_per_second": speed,
-                "paper_over_bp": speed / bp,
-                "over_bp": {name: network.batch_size / each.seconds / bp for name, each in found.items()},
-                "limiting": {name: each.limiting for name, each in found.items()},
-                "barrier_over_bp": with_barrier(method.lower(), K),
-            }
-        )
+        about = {"row": "table 7", "network": network.label, "K": K, "method": method, "paper_images_per_second": speed}
+        over = {name: network.batch_size / each.seconds / bp for name, each in found.items()}
+        barrier = {"paper_over_bp": speed / bp, "barrier_over_bp": with_barrier(method.lower(), K)}
+        limiting = {name: each.limiting for name, each in found.items()}
+        rows.append({**about, **barrier, "over_bp": over, "limiting": limiting})
     return rows
 
 
@@ -164,7 +154,7 @@ def scaling_rows(
     alone, rows = sum(times.F) + sum(times.B), []
     for order, K in product(ORDERS, network.Ks):
         cuts = split.balanced([f + b for f, b in zip(times.F, times.B, strict=True)], K) if K > 1 else ()
-        about = {"benchmark": "scaling", "row": "K", "network": network.label, "order": order, "K": K}
+        about = {"row": "K", "network": network.label, "order": order, "K": K}
         for name, link in links.items():
             found = run(times, of, cuts, "fdg", link, host, order=order)
             told = {"over_bp": alone / found.seconds, "reason": reason(found, cuts, times), "host_microseconds": host}
@@ -175,8 +165,7 @@ def scaling_rows(
 def parser() -> report.Parser:
     made = report.parser("scaling", __doc__)
     made.add_argument("--out", default="benchmarks/results", help="folder for scaling.md and scaling.png")
-    dispatch = f"a dispatch (default {HOST_MICROSECONDS:g})"
-    made.add_argument("--host-microseconds", type=float, default=HOST_MICROSECONDS, help=dispatch)
+    made.add_argument("--host-microseconds", type=float, default=HOST_MICROSECONDS, help="a dispatch (default 100)")
     return made
 
 
@@ -195,16 +184,12 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         times, measured = of[network.label], known[network.label]
         rows += paper_rows(network, times, measured, {**links, "fitted link, blocking": blocking})
         rows += scaling_rows(network, times, measured, links, given.host_microseconds)
-    facts = [
-        f"{n.label}: batch {n.batch_size}, one constant fitted to the images/s of {n.fitted_to} with "
-        f"BP: {speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS
-    ]  # fmt: skip
+    facts = [f"{n.label}: batch {n.batch_size}, one constant fitted to the images/s of {n.fitted_to} with "
+             f"BP: {speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS]  # fmt: skip
     facts.append("A batch of 64 is assumed, the paper does not say. Latency and the host apart it does not matter.")
-    facts.append(
-        "Links: pcie 10 us and 12 GB/s, nvlink 5 us and 45 GB/s, overlapping copies. Fitted link: "
-        f"{1e-9 / slow[1]:.2f} GB/s, fitted to FDG's images/s for {last.label} and K = 2; "
-        f"{1e-9 / blocking[1]:.2f} GB/s where a copy occupies the stage that sends (blocking)."
-    )
+    about = "Links: pcie 10 us and 12 GB/s, nvlink 5 us and 45 GB/s, overlapping copies. Fitted link: "
+    about += f"{1e-9 / slow[1]:.2f} GB/s, fitted to FDG's images/s for {last.label} and K = 2; "
+    facts.append(f"{about}{1e-9 / blocking[1]:.2f} GB/s where a copy occupies the stage that sends (blocking).")
     into(out / "scaling.md", {"facts": "\n\n".join(facts), **tables(rows, given.host_microseconds)})
     picture(rows, out / "scaling.png", given.host_microseconds)
     return rows

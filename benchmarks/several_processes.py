@@ -38,39 +38,29 @@ Only the border between two operations of a busy stage may be drawn late. All pr
 
 import json
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness import children, gantt, report, side_specs
-from benchmarks.harness.children import say
-from benchmarks.harness.message_counts import Key, Message, together
-from benchmarks.harness.recording import events
+from benchmarks.harness import children, gantt, message_counts, report, side_specs
 from benchmarks.harness.turns import Worker, started, take_turns
-from benchmarks.harness.waiting import AWAY, WAITING, on_the_way, read, seconds_by_kind, waits
+from benchmarks.harness.waiting import AWAY, WAITING, events, on_the_way, read, seconds_by_kind, window
 from benchmarks.images_per_second import about_machine, side_columns, speed_row
 from benchmarks.peers import sides as peers
 from benchmarks.split import shares
-from benchmarks.timeline import window
-from fdg_jax import models
-from fdg_jax.data.sets import synthetic
-from fdg_jax.errors import BadInput
 
 GOAL = 0.97  # of the images/s of independent BP processes
 MODELS = ("resnet20:128", "wrn16_4:64")
 JOINED, TOGETHER, ALONE = "fdg:processes=each", "fdg", "bp"
 MEASURED = "measured"
 PEERS = ("torch-pipeline", "torch-ddp")
-LATE_TRIES = 10
 BLOCK_ROUNDS = 5  # rounds of measuring each block
 
 
 def wanted(text: str) -> dict[str, Any]:
     """Reads MODEL:BATCH."""
-    model, _, batch = text.partition(":")
-    if not (batch.isdecimal() and int(batch)):
-        raise BadInput(f"--models {text}: write MODEL:BATCH, e.g. resnet20:128.")
-    models.blocks(model, synthetic.CLASSES)  # refuses an unknown model
-    return {"model": model, "batch_size": int(batch)}
+    model, (batch,) = report.sized("--models", text, MODELS[0])
+    return {"model": model, "batch_size": batch}
 
 
 def measured_blocks(model: str, batch_size: int, K: int, core: int) -> dict[str, Any]:
@@ -99,15 +89,15 @@ def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side
 
 def compare(
     sides: Sequence[side_specs.Side], cores: Sequence[int], given: report.Given
-) -> tuple[list[Worker], dict[str, Any], list[float]]:
+) -> tuple[list[Worker], dict[str, Any]]:
     """Measures the sides of a model, with new processes for each of --starts.
 
     Returns: (a worker of each side with the windows of all starts, the recordings of the processes of JOINED in one
-        more window, the delays in seconds with which their threads saw ends).
+        more window).
     """
-    first, recorded, late = list[Worker](), dict[str, Any](), list[list[float]]()
+    first, recorded = list[Worker](), dict[str, Any]()
     for start in range(given.starts):
-        say(f"{sides[0].model}, start {start + 1} of {given.starts}")
+        report.say(f"{sides[0].model}, start {start + 1} of {given.starts}")
         with started(sides, cores) as workers:
             for worker in workers:  # a window that does not count
                 # Independent processes divide the batches among them.
@@ -119,8 +109,7 @@ def compare(
             first = first or workers
             if start == given.starts - 1:
                 recorded = workers[0].ask({"recorded": ahead(given.K) + given.steps + 2})
-                late = workers[0].ask({"lateness": LATE_TRIES})["processes"]
-    return first, recorded, [seconds for each in late for seconds in each]
+    return first, recorded
 
 
 def ahead(K: int) -> int:
@@ -145,23 +134,21 @@ def side_row(worker: Worker, bases: Mapping[str, Worker], given: report.Given) -
     """The row of a side. bases: the sides with which all are compared."""
     found = speeds(worker)
     over = {name: report.over(found, speeds(base), 4) for name, base in bases.items()}
-    about = {"benchmark": "several_processes", "rounds": given.rounds, "starts": given.starts, "over": over}
-    return {**speed_row(worker, found), **about}
+    first = speeds(next(iter(bases.values())))
+    return {**speed_row(worker, found, first), "rounds": given.rounds, "starts": given.starts, "over": over}
 
 
-def exchange_row(
-    joined: Worker, recorded: Mapping[str, Any], late: Sequence[float], given: report.Given, drawn: str
-) -> dict[str, Any]:
+def exchange_row(joined: Worker, recorded: Mapping[str, Any], given: report.Given, drawn: str) -> dict[str, Any]:
     """The row of the messages between processes, and of the work and waiting of each stage.
 
     Arguments:
         recorded: the recordings of the processes of JOINED in one more window.
-        late: the delays in seconds with which their threads saw the ends of operations.
         drawn: the path of a picture; "": none.
     """
-    side, ticks, processes = joined.side, recorded["batches"], recorded["processes"]
+    side, ticks, processes = joined.side, recorded["processes"][0]["batches"], recorded["processes"]
     ended = [each for process in processes for each in read(process["ended"])]
-    everything = [*events(ended), *waits(ended)]
+    late = [seconds for process in processes for seconds in process["late"]]
+    everything = events(ended)
     first = min(event.batch for event in everything if event.what == "enter") + ahead(side.K)
     inside, length = window(everything, first, first + given.steps - 1)
     if drawn:
@@ -172,24 +159,18 @@ def exchange_row(
     stages = [seconds_by_kind(inside, k) for k in range(1, side.K + 1)]
     away, per_tick = sum(each.get(AWAY, 0.0) for each in stages) / given.steps, sum(in_flight.values())
     return {
-        "benchmark": "several_processes exchange",
-        "side": side.name,
+        "benchmark": "several_processes exchange", "side": side.name,
         **{name: getattr(side, name) for name in ("model", "batch_size", "K")},
-        "ticks": ticks,
-        "messages": messages(processes, ticks),
+        "ticks": ticks, "messages": messages(processes, ticks),
         "loopback_bytes_per_tick": recorded["loopback_bytes"] and recorded["loopback_bytes"] / ticks,
         "stage_ms_per_tick": [{what: 1e3 * each / given.steps for what, each in stage.items()} for stage in stages],
         **{f"{name}_ms_per_tick": [1e3 * each[f"{name}_seconds"] / ticks for each in processes]
            for name in ("user", "system")},
         "tick_ms": 1e3 * length / given.steps,
         "on_the_way_ms": {f"{k} to {to}": 1e3 * seconds for (k, to), seconds in sorted(in_flight.items())},
-        "waited_for_ms": 1e3 * away,
-        "hidden_percent": 100 * max(0.0, 1 - away / per_tick) if per_tick else None,
+        "waited_for_ms": 1e3 * away, "hidden_percent": 100 * max(0.0, 1 - away / per_tick) if per_tick else None,
         "over_plain_windows": side.batch_size * given.steps / length / statistics.median(speeds(joined)),
-        "late_microseconds": 1e6 * statistics.median(late),
-        "late_microseconds_most": 1e6 * max(late),
-        "picture": drawn,
-        **report.machine(),
+        "late_microseconds": 1e6 * statistics.median(late), "late_microseconds_most": 1e6 * max(late), "picture": drawn,
     }  # fmt: skip
 
 
@@ -207,43 +188,37 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
 
     A kind that was only predicted, or only counted, has zeros for the other.
     """
-    counted: dict[Key, Message] = {}
-    for more in (Message(**each) for process in processes for each in process["counted"]):
-        counted[more[:3]] = together(counted, more)
-    predicted: dict[Key, Message] = {each[:3]: each for each in (Message(**e) for e in processes[0]["predicted"])}
-    found = []
-    for key in sorted(counted.keys() | predicted.keys()):
-        real, expected = counted.get(key, Message(*key)), predicted.get(key, Message(*key))
-        per_tick = {name: value / ticks for name, value in real._asdict().items() if name not in ("what", "k", "to")}
-        of_shapes = {"predicted": expected.sent, "predicted_bytes": expected.sent_bytes}
-        found.append({"what": key[0], "k": key[1], "to": key[2], **per_tick, **of_shapes})
-    return found
+    found = defaultdict[Any, Counter[str]](Counter)
+    numbers = [f"{seen}{of}" for seen in message_counts.SEEN for of in ("", "_bytes")]
+    counted = [each for process in processes for each in process["counted"]]
+    for what, k, to, seen, size in [*processes[0]["predicted"] * ticks, *counted]:
+        found[what, k, to].update({seen: 1, f"{seen}_bytes": size})
+    return [{"what": what, "k": k, "to": to, **{name: each[name] / ticks for name in numbers}}
+            for (what, k, to), each in sorted(found.items())]  # fmt: skip
 
 
 def rows(given: report.Given) -> list[dict[str, Any]]:
     """Measures all models."""
     cores = side_specs.cores_available()
-    if len(cores) < given.K:
-        usable = f"there {'is' if len(cores) == 1 else 'are'} {len(cores)}"
-        fact = f"each of {given.K} processes wants a core of its own, and {usable}"
-        raise BadInput(f"--K {given.K}: {fact}. Use a machine with more cores, or a --K from 2 on that fits.")
     for text in given.models:  # before the first is measured
-        side_specs.check(sides_of(text, given, "balanced" if given.split == MEASURED else given.split), len(cores))
+        cut = "balanced" if given.split == MEASURED else given.split
+        side_specs.check([peers.parse(JOINED, {**wanted(text), "K": given.K}, "", cut)], len(cores))
+        side_specs.check(sides_of(text, given, cut), len(cores))
     if given.out:
         report.folder(given.out)
     made = []
     for text in given.models:
-        say(f"{text}: measuring blocks")
+        report.say(f"{text}: measuring blocks")
         blocks = measured_blocks(**wanted(text), K=given.K, core=cores[0])
         cut = ",".join(map(str, blocks["cuts"])) if given.split == MEASURED else given.split
         sides, missing = peers.available(sides_of(text, given, cut), given.python)
         for sentence in missing:
-            say(sentence)
-        workers, recorded, late = compare(sides, cores, given)
+            report.say(sentence)
+        workers, recorded = compare(sides, cores, given)
         bases = {w.side.name: w for w in workers if w.side.name in (independent(given.K), ALONE)}
         made += [side_row(worker, bases, given) for worker in workers]
         drawn = f"several_processes_{sides[0].model}.png" if given.out else ""
-        exchanged = exchange_row(workers[0], recorded, late, given, drawn)
+        exchanged = exchange_row(workers[0], recorded, given, drawn)
         made.append({**exchanged, **bound(blocks["block_seconds"], workers[0]), "missing": missing})
     return made
 
@@ -260,13 +235,11 @@ def speed_table(found: report.Rows, given: report.Given) -> str:
         columns[f"over {name}"] = lambda row, name=name: report.spread(row["over"][name], 3)
     columns["each core busy"] = lambda row: report.percents(row["core_percent"])
     ratio, n = statistics.median(next(iter(joined["over"].values()))), given.rounds * given.starts
-    about = (
-        f"{joined['model']}, batch {joined['batch_size']}, windows of {given.steps} batches in turns, n = {n} a side "
-        f"({given.rounds} rounds, {given.starts} start{'s' * (given.starts > 1)}): median (least to most). "
-        f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal {GOAL}: "
-        f"{'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
-    )
-    return f"{report.table(columns, found)}\n\n{about}"
+    about = f"{joined['model']}, batch {joined['batch_size']}, windows of {given.steps} batches in turns, n = {n} a "
+    about += f"side ({given.rounds} rounds, {given.starts} start{'s' * (given.starts > 1)}): median (least to most). "
+    about += f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal "
+    about += f"{GOAL}: {'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
+    return report.table(columns, found, about)
 
 
 def message_table(row: Mapping[str, Any]) -> str:
@@ -278,7 +251,7 @@ def message_table(row: Mapping[str, Any]) -> str:
     carried = row["loopback_bytes_per_tick"]
     network = "" if carried is None else f" The loopback interface carried {carried:,.0f} B a tick, headers included."
     text = f"{row['model']}: bytes of one tick, in all messages of a kind; {number(content)} B together.{network}"
-    return f"{report.table(columns, row['messages'])}\n\n{text}"
+    return report.table(columns, row['messages'], text)
 
 
 def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
@@ -304,7 +277,7 @@ def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
         f"{row['late_microseconds_most']:.0f}). Alone on one core the stages' blocks take {parts} of a batch's time: "
         f"separate stages can be at most {row['bound_over_bp']:.2f} times as fast as BP."
     )
-    return f"{report.table(columns, body)}\n\n{text}"
+    return report.table(columns, body, text)
 
 
 def table(found: report.Rows, given: report.Given) -> str:
@@ -323,8 +296,7 @@ def table(found: report.Rows, given: report.Given) -> str:
 def parser() -> report.Parser:
     made = report.parser("several_processes", __doc__, K=2, rounds=5, starts=2, steps=16)
     add = made.add_argument
-    default = " ".join(MODELS)
-    add("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH", help=f"(default {default})")
+    add("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH", help=f"(default {' '.join(MODELS)})")
     add("--split", default=MEASURED, help="measured (default), balanced, paper, even or block numbers")
     add("--also", nargs="+", default=[], metavar="SIDE", help="more sides, as benchmarks.images_per_second has them")
     add("--python", default="", metavar="PATH", help="interpreter of PyTorch's environment, if not this one")

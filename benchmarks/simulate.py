@@ -9,8 +9,8 @@ operation of every stage alone, in a process pinned to one core that trains this
 `--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}. Images/s
 of K devices exclude the host, unless `--host-microseconds` gives the time of a dispatch.
 
-`--processes N` spreads the stages over N processes as the library does, each with a host of its own. A single `--link`
-is then the link between processes, and messages within a process take no time. "Links busy" is the share of time in
+`--processes N` spreads the stages over N processes as the library does, each with a host of its own. `--link` is then
+the link between processes, and messages within a process take no time. "Links busy" is the share of time in
 which bytes travel from one stage to another; latency occupies no link. "Lost to links" is the share of the images/s
 without any link that is lost: 0% where computing hides all transfers.
 
@@ -25,63 +25,42 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from benchmarks.harness import machines, report, side_specs, validate
-from benchmarks.harness.children import say
-from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker
+from benchmarks.harness import machines, report, side_specs, turns, validate
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.placement import processes_of_stages
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 from fdg_jax.transport import devices
 
-CLASSES = {True: 1000, False: 10}  # for models with ImageNet's input, and for others
-IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
+RUN_AHEAD = 16  # losses that may be unread
 
 
-def cuts_of(side: Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
+def shape(model: str) -> tuple[int, tuple[int, int, int]]:
+    """The classes and the images of a model: ImageNet's, or CIFAR-10's."""
+    return (1000, (224, 224, 3)) if model.endswith("_imagenet") else (10, (32, 32, 3))
+
+
+def cuts_of(side: side_specs.Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
     """The cuts for a value of --split; for `measured` they follow from `times`."""
     if side.K == 1:
         return ()
-    imagenet = side.model.endswith("_imagenet")
-    costs = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)]
+    costs, (classes, image) = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)], shape(side.model)
     if side.split == "balanced":
-        costs = split.block_costs(side.model, CLASSES[imagenet], (1, *IMAGE[imagenet]))
+        costs = split.block_costs(side.model, classes, (1, *image))
     return split.parse(side.split or "balanced", side.model, side.K, blocks, costs)
 
 
-def per_boundary(values: Sequence[Any], K: int, flag: str) -> list[Any]:
-    """The values of a flag for the boundaries between stages k and k+1, k = 1..K-1. Raises BadInput for another K."""
-    if len(values) not in (1, K - 1):
-        fact = f"{flag} has {len(values)} values for K={K} stages"
-        raise BadInput(f"{fact}. Give one for all boundaries, or K-1 = {K - 1}.")
-    return list(values) * (K - 1) if len(values) == 1 else list(values)
-
-
 def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
-    """(the links between neighbouring stages, the process of each stage). Raises BadInput if they do not fit K."""
+    """(the links between neighbouring stages, the process of each stage). Raises BadInput if there are too many."""
     if K == 1:
         return [], [0]
     if given.processes > K:
         raise BadInput(f"--processes {given.processes}: each has a stage, and there are K={K}. Use {K} or fewer.")
-    processes = processes_of_stages(K, given.processes)
-    links = per_boundary([machines.link(text) for text in given.link], K, "--link")
-    if given.processes > 1 and len(given.link) == 1:
-        links = [NO_LINK if a == b else link for link, (a, b) in zip(links, pairwise(processes), strict=True)]
-    return links, processes
+    processes, link = processes_of_stages(K, given.processes), machines.link(given.link)
+    return [NO_LINK if given.processes > 1 and a == b else link for a, b in pairwise(processes)], processes
 
 
-def sizes(given: report.Given, side: Side, messages: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
-    """Bytes of messages by (what, receiving stage): the values of --message-bytes, by default the model's."""
-    if not given.message_bytes or side.K == 1:
-        return {**messages}
-    parts = side_specs.schedule_of(side).micro_batches
-    asked = enumerate(per_boundary(given.message_bytes, side.K, "--message-bytes"), 1)
-    replaced = {key: n / parts for k, n in asked for key in (("x", k + 1), ("dy", k))}
-    return {key: replaced.get(key, n) for key, n in messages.items()}
-
-
-def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
+def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
     """The machine of a side.
 
     known: earlier measurements, which are extended.
@@ -90,10 +69,10 @@ def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Mac
     """
     from benchmarks.harness import model_shapes
 
-    imagenet = side.model.endswith("_imagenet")
-    blocks = models.blocks(side.model, CLASSES[imagenet])
+    classes, image = shape(side.model)
+    blocks = models.blocks(side.model, classes)
     links, processes = network(given, side.K)
-    shared: dict[str, Any] = {"link": links, "processes": processes, "run_ahead": given.run_ahead}
+    shared: dict[str, Any] = {"link": links, "processes": processes, "run_ahead": RUN_AHEAD}
     if given.host_microseconds:
         shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
     if given.times != "measured":
@@ -104,17 +83,15 @@ def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Mac
         if programs not in known:
             known[programs] = measured(side, given)
         timed, cuts = known[programs]
-    shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
-    shared["size"] = machines.sizes(sizes(given, side, shapes.messages))
+    shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, image)
+    shared["size"] = machines.sizes(shapes.messages)
     if times is None:
-        made = machines.of_operations(timed, side.method, side.K, None)._replace(
-            host_seconds=lambda kind, k: 0, patient=False
-        )
-        return made._replace(**shared), cuts, shapes
+        made = machines.of_operations(timed, side.method, None)
+        return made._replace(**{"host_seconds": lambda kind, k: 0, "patient": False, **shared}), cuts, shapes
     return machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared), cuts, shapes
 
 
-def programs_of(side: Side) -> str:
+def programs_of(side: side_specs.Side) -> str:
     """A key for the programs that a side's stages run.
 
     Ordinary stages are the same in all methods that have them. They are measured once, so that these methods differ in
@@ -128,45 +105,37 @@ def programs_of(side: Side) -> str:
     return repr(dataclasses.replace(side, name="", method="", options=decides))
 
 
-def measured(side: Side, given: report.Given) -> tuple[dict[str, Any], tuple[int, ...]]:
+def measured(side: side_specs.Side, given: report.Given) -> tuple[dict[str, Any], tuple[int, ...]]:
     """(the time of each operation, the cuts), measured on one core, one stage at a time."""
     if methods.find(side.method).places and side.K > 1:
         raise BadInput(f"{side.name}: replicas on one core cannot be timed as if each had its own. Use --times FILE.")
-    say(f"{side.name}, K={side.K}: measuring its operations on one core")
-    with Worker(side, side_specs.cores_available()) as worker:
+    report.say(f"{side.name}, K={side.K}: measuring its operations on one core")
+    with turns.Worker(side, side_specs.cores_available()) as worker:
         cuts = tuple(worker.ready().about["cuts"])
         return worker.time_operations(given.batches), cuts
 
 
-def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
+def row(
+    side: side_specs.Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: report.Given
+) -> dict[str, Any]:
     schedule = side_specs.schedule_of(side)
     found = predict(schedule, device)
     lost = None  # for data parallel, whose link is part of the time of its backward passes
     if not device.spread:
         lost = round(100 * (1 - predict(schedule, device._replace(link=NO_LINK)).seconds / found.seconds), 1)
+    about = {name: getattr(side, name) for name in ("method", "model", "batch_size", "K")}
+    about |= {name: getattr(given, name) for name in ("link", "times", "host_microseconds")}
     return {
-        "benchmark": "simulate",
-        "side": side.name,
-        **{name: getattr(side, name) for name in ("method", "model", "batch_size", "K")},
-        "cuts": list(cuts),
-        "link": " ".join(given.link),
-        "processes": len(set(device.processes)),
-        "times": given.times,
-        "host_microseconds": given.host_microseconds,
+        "side": side.name, **about, "cuts": list(cuts), "processes": len(set(device.processes)),
         "images_per_second": round(side.batch_size / found.seconds, 2),
-        "milliseconds_per_batch": round(1e3 * found.seconds, 3),
-        "over_bp": round(baseline / found.seconds, 4),
+        "milliseconds_per_batch": round(1e3 * found.seconds, 3), "over_bp": round(baseline / found.seconds, 4),
         "utilisation_percent": report.rounded([100 * share for share in found.utilisation], 1),
-        "bubble_percent": round(100 * found.bubble, 1),
+        "bubble_percent": round(100 * found.bubble, 1), "lost_to_links_percent": lost,
         "link_percent": {f"{k} to {j}": round(100 * share, 1) for (k, j), share in sorted(found.links.items())},
-        "lost_to_links_percent": lost,
-        "limiting": found.limiting,
-        "limit_seconds": {name: round(limit, 6) for name, limit in found.limits.items()},
-        "memory_bytes": [each.total for each in shapes.memory],
-        "kept_batches": found.kept,
+        "limiting": found.limiting, "limit_seconds": {name: round(each, 6) for name, each in found.limits.items()},
+        "memory_bytes": [each.total for each in shapes.memory], "kept_batches": found.kept,
         "waiting_bytes": [round(n) for n in found.waiting],
-        **report.machine(),
-    }
+    }  # fmt: skip
 
 
 COLUMNS: dict[str, report.Cell] = {
@@ -188,13 +157,13 @@ def table(rows: report.Rows, given: report.Given) -> str:
     times = f"a core of {rows[0]['cpu']}" if given.times == "measured" else f"`{given.times}`"
     where = f" ({given.processes} processes)" if given.processes > 1 else ""
     about = (
-        f"Predicted: {given.model}, batch {given.batch_size}, link {' '.join(given.link)}{where}, times of {times}, "
-        f"{given.host_microseconds:g} us of the host a dispatch, at most {given.run_ahead} losses unread. Limited by: "
+        f"Predicted: {given.model}, batch {given.batch_size}, link {given.link}{where}, times of {times}, "
+        f"{given.host_microseconds:g} us of the host a dispatch, at most {RUN_AHEAD} losses unread. Limited by: "
         f"the slowest stage, the busiest link or the host, if it alone explains the time; else stages wait for each "
         f"other. Memory without XLA's temporary buffers (fdg_jax.engine.memory)."
         + (f" {report.disturbed(rows)}" if given.times == "measured" else "")
     )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    return report.table(COLUMNS, rows, about)
 
 
 def parser() -> report.Parser:
@@ -202,39 +171,28 @@ def parser() -> report.Parser:
     usual = {"model": "wrn16_4", "batch_size": 64, "K": [2, 4], "method": ["bp", "ddg", "fdg"], "split": "balanced"}
     made = report.parser("simulate", __doc__, epilog, **usual, batches=8, windows=4, seconds=8.0)
     add = made.add_argument
-    link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (Gbit/s, Mbit/s, GB/s, MB/s are "
-    link += "10^9 or 10^6 bits or bytes a second; without units us and GB/s); +blocking: copies don't overlap. One for "
-    link += "all boundaries between stages, or one for each"
-    add("--link", nargs="+", default=["none"], metavar="LINK", help=link)
-    carried = "activations, and gradients, of a batch at each boundary, or at all (default: the model's, in bytes)"
-    add("--message-bytes", type=report.positive, nargs="+", metavar="N", help=carried)
+    link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (without units us and GB/s)"
+    add("--link", default="none", help=link)
     add("--processes", type=report.positive, default=1, help="number of processes, each with a host (default 1)")
     add("--times", default="measured", help="measured (default) or a file of block times")
     add("--host-microseconds", type=float, default=0.0, help="time of the host thread per dispatch (default 0)")
-    add("--run-ahead", type=report.positive, default=16, help="number of losses that may be unread (default 16)")
     add("--validate", action="store_true", help="compare the prediction with training on this machine")
-    add("--cores", type=report.positive, help="of --validate: of each process (default as many as stages)")
     return made
 
 
 def simulated(given: report.Given) -> list[dict[str, Any]]:
     known = dict[Any, Any]()
-    common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
-
-    def of(text: str, K: int) -> Side:
-        return validate.on_cores(validate.check(side_specs.parse(text, {**common, "K": K}, "", given.split)), 1)
-
     # BP on one device is the same for every K.
-    sides = [of(text, 1 if text.partition(":")[0] == "bp" else K) for text, K in product(given.method, given.K)]
+    sides = [validate.parse(text, given, 1 if text.partition(":")[0] == "bp" else K, cores=1)
+             for text, K in product(given.method, given.K)]  # fmt: skip
     sides = list({(side.name, side.K): side for side in sides}.values())
     n_blocks = len(models.blocks(given.model, 10))
     for side in (side for side in sides if side.K > 1):  # before anything is measured
         split.parse(given.split, given.model, side.K, n_blocks, [1.0] * n_blocks)
         network(given, side.K)
-        per_boundary(given.message_bytes or [0], side.K, "--message-bytes")
         if given.processes > 1 and methods.find(side.method).places:
             raise BadInput(f"--processes {given.processes}: {side.name} needs one process. Leave it out.")
-    alone = of("bp", 1)
+    alone = validate.parse("bp", given, 1)
     baseline = predict(side_specs.schedule_of(alone), machine(alone, given, known)[0]).seconds
     rows = []
     for side in sides:
@@ -247,8 +205,7 @@ def simulated(given: report.Given) -> list[dict[str, Any]]:
 def results(given: report.Given) -> list[dict[str, Any]]:
     if not given.host_microseconds >= 0:
         raise BadInput(f"--host-microseconds {given.host_microseconds}: use 0 or more.")
-    for text in given.link:
-        machines.link(text)
+    machines.link(given.link)
     if given.validate and given.processes > 1:
         raise BadInput("--validate measures training in one process. Leave --processes out.")
     if given.validate:

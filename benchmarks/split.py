@@ -51,7 +51,7 @@ def measured(model: str, given: report.Given) -> list[dict[str, Any]]:
     x = jax.ShapeDtypeStruct((given.batch_size, *IMAGE), np.float32)
     seconds = block_times.measure(blocks, x, jax.devices()[0], given.rounds)
     flops = split.block_costs(model, CLASSES, (1, *IMAGE))
-    about = {"benchmark": "split", "model": model, "blocks": len(blocks), "seconds": round(sum(seconds), 6)}
+    about = {"model": model, "blocks": len(blocks), "seconds": round(sum(seconds), 6)}
     about |= {"block_seconds": report.rounded(seconds, 6), "batch_size": given.batch_size, "rounds": given.rounds}
     rows = []
     for K in given.K:
@@ -59,7 +59,7 @@ def measured(model: str, given: report.Given) -> list[dict[str, Any]]:
             times, operations = (report.rounded(shares(each, cuts), 2) for each in (seconds, flops))
             slowest = {"slowest_percent": max(times), "slowest_k": 1 + int(np.argmax(times))}
             found = {"share_percent": times, "flops_percent": operations, "cores": facts.usable_cores()}
-            rows.append({**about, "K": K, "split": way, "cuts": list(cuts), **slowest, **found, **report.here()})
+            rows.append({**about, "K": K, "split": way, "cuts": list(cuts), **slowest, **found})
     return rows
 
 
@@ -74,11 +74,8 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
-    about = (
-        f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; {one['cpu']}, "
-        f"{one['cores']} of {one['machine_cores']} cores, {report.versions(one)}."
-    )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    about = f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; "
+    return report.table(COLUMNS, rows, f"{about}{report.place(one, one['cores'])}, {report.versions(one)}.")
 
 
 def parser() -> report.Parser:
@@ -90,4 +87,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     return [row for model in given.model for row in measured(model, given)]
 
 
-main = report.run(__name__, parser, results, table)
+main = report.run(__name__, parser, results, table, report.here)

@@ -27,15 +27,9 @@ if __name__ == "__main__":
 
     restart_once()  # as in the training command, before the slow imports
 
-import numpy as np
-
-from benchmarks.harness import gantt, report, side_specs, validate
-from benchmarks.harness.bench_worker import Trainer
-from benchmarks.harness.children import say
-from benchmarks.harness.recording import Recording, events, lateness, quick_threads
+from benchmarks.harness import bench_worker, gantt, report, side_specs, validate, waiting
+from benchmarks.harness.recording import Recording, lateness, quick_threads
 from fdg_jax import methods
-from fdg_jax.data.dataset import Dataset
-from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.simulator import Event
 from fdg_jax.transport import devices
@@ -50,41 +44,22 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
     """
     made: list[dict[str, Any]] = []
     for pid, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
-        rows = sorted({gantt.row_of(event) for event in found})
+        rows = sorted({(event.k, event.to) for event in found})
         made.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
         made += [{"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": gantt.name_of(row)}}
                  for tid, row in enumerate(rows)]  # fmt: skip
-        made += [
-            {
-                "ph": "X", "name": f"{event.what}{event.batch}", "cat": event.what, "pid": pid,
-                "tid": rows.index(gantt.row_of(event)), "ts": round(event.begin * 1e6, 3),
-                "dur": round((event.end - event.begin) * 1e6, 3), "args": {"k": event.k, "batch": event.batch},
-            }
-            for event in found
-        ]  # fmt: skip
+        made += [{"ph": "X", "name": f"{event.what}{event.batch}", "cat": event.what, "pid": pid,
+                  "tid": rows.index((event.k, event.to)), "ts": round(event.begin * 1e6, 3),
+                  "dur": round((event.end - event.begin) * 1e6, 3), "args": {"k": event.k, "batch": event.batch}}
+                 for event in found]  # fmt: skip
     return {"traceEvents": made, "displayTimeUnit": "ms", "otherData": dict(about)}
 
 
 def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
     """Percent of a window in which stage k did each kind of operation; the rest is waiting. length: in seconds."""
-    taken: dict[str, float] = {}
-    for event in found:
-        if event.k == k and event.what not in ("send", "host"):
-            taken[event.what] = taken.get(event.what, 0.0) + event.end - event.begin
-    percent = {what: round(100 * seconds / length, 1) for what, seconds in sorted(taken.items())}
+    taken = sorted(waiting.seconds_by_kind(found, k).items())
+    percent = {what: round(100 * seconds / length, 1) for what, seconds in taken}
     return {**percent, "waiting": max(0.0, round(100 - sum(percent.values()), 1))}
-
-
-def window(found: Sequence[Event], first: int, last: int) -> tuple[list[Event], float]:
-    """Cuts out the time in which batches first..last enter.
-
-    Returns: (the events in it, each cut to the window and counted from its beginning; its length in seconds).
-    """
-    entry = "enter" if any(event.what == "enter" for event in found) else "F"
-    begins = {event.batch: event.begin for event in reversed(found) if (event.what, event.k) == (entry, 1)}
-    start, end = begins[first], begins[last + 1]
-    inside = [e for e in found if e.begin < end and e.end > start]
-    return [e._replace(begin=max(e.begin, start) - start, end=min(e.end, end) - start) for e in inside], end - start
 
 
 def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
@@ -92,17 +67,13 @@ def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, 
 
     Returns: (the events, the time of each operation alone, as Trainer.operations has it).
     """
-    trainer = Trainer(side)
-    engine, data = trainer.job.pipeline.engine, trainer.job.dataset
-    assert isinstance(engine, HostEngine) and isinstance(data, Dataset)
-    say("compiling, filling the pipeline")
+    trainer = bench_worker.Trainer(side)
+    report.say("compiling, filling the pipeline")
     trainer.run(2 * side.K + 2)
     timed = trainer.operations(3)
-    indices = trainer.random.integers(0, len(data.train_images), (batches, side.batch_size), dtype=np.int32)
-    recording = Recording(engine)
-    trainer.job.pipeline.train(data.train_images, data.train_labels, indices)
-    trainer.job.pipeline.wait()
-    return events(recording.stop()), timed
+    recording = Recording(trainer.engine)
+    trainer.run(batches)
+    return [event for event in waiting.events(recording.stop()) if event.what not in waiting.WAITING], timed
 
 
 def parser() -> report.Parser:
@@ -114,8 +85,7 @@ def parser() -> report.Parser:
 
 def results(given: report.Given) -> list[dict[str, Any]]:
     cores = len(side_specs.cores_available())
-    common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-    side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
+    side = validate.parse(given.method, given, given.K, cores)
     if methods.find(side.method).places:
         raise BadInput(f"--method {side.name}: each of its stages is on all devices. Choose another method.")
     out = report.folder(given.out)
@@ -126,9 +96,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         late = [1e6 * seconds for seconds in lateness()]
     predicted = validate.predicted(side, timed).events
     first = min(e.batch for e in found if e.what == "enter") + ahead
-    measured, took = window(found, first, first + given.batches - 1)
+    measured, took = waiting.window(found, first, first + given.batches - 1)
     steady = max(e.batch for e in predicted if e.what == "enter") - given.batches - 2
-    simulated, predicted_to_take = window(predicted, steady, steady + given.batches - 1)
+    simulated, predicted_to_take = waiting.window(predicted, steady, steady + given.batches - 1)
     # Batches have the same numbers in both pictures, so that they can be compared.
     simulated = [e._replace(batch=e.batch - steady + first) for e in simulated if e.what != "host"]
     about = {name: getattr(side, name) for name in ("model", "batch_size", "K")}
@@ -136,18 +106,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)), encoding="utf-8")
     title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}, {cores} core{'s' * (cores > 1)}"
     gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
-    return [
-        {
-            "benchmark": "timeline",
-            **about,
-            "k": k,
-            "measured_percent": shares(measured, took, k),
-            "predicted_percent": shares(simulated, predicted_to_take, k),
-            "late_microseconds_most": round(max(late), 1),
-            **report.here(),
-        }
-        for k in range(1, side.K + 1)
-    ]
+    about["late_microseconds_most"] = round(max(late), 1)
+    return [{**about, "k": k, "measured_percent": shares(measured, took, k),
+             "predicted_percent": shares(simulated, predicted_to_take, k)} for k in range(1, side.K + 1)]  # fmt: skip
 
 
 def table(rows: report.Rows, given: report.Given) -> str:
@@ -159,12 +120,10 @@ def table(rows: report.Rows, given: report.Given) -> str:
     if one["cores"] < one["K"]:
         cores += f" for {one['K']} stages, which wait for cores, too"
     columns = {"k": "{k}", "measured": words("measured_percent"), "predicted": words("predicted_percent")}
-    return (
-        f"{report.table(columns, rows)}\n\n{one['side']}, {one['model']}, batch "
-        f"{one['batch_size']}, {given.batches} batches, {cores}, {report.versions(one)}. "
-        f"An end is seen {one['late_microseconds']:.0f} us late (median; most {one['late_microseconds_most']:.0f}). "
-        f"In {given.out}: timeline.json (ui.perfetto.dev), timeline.png."
-    )
+    about = f"{one['side']}, {one['model']}, batch {one['batch_size']}, {given.batches} batches, {cores}, "
+    about += f"{report.versions(one)}. An end is seen {one['late_microseconds']:.0f} us late (median; most "
+    about += f"{one['late_microseconds_most']:.0f}). In {given.out}: timeline.json (ui.perfetto.dev), timeline.png."
+    return report.table(columns, rows, about)
 
 
-main = report.run(__name__, parser, results, table)
+main = report.run(__name__, parser, results, table, report.here)

@@ -70,7 +70,7 @@ def test_images_per_second_compares_every_kind_of_side_and_leaves_out_one_that_f
 def worker(name, speeds):
     columns = {"images_per_second": speeds, "core_percent": [[100.0, each] for each in (90.0, 80.0, 85.0)]}
     return SimpleNamespace(
-        about={}, batches=2, cores=[0], operations={}, held={}, side=SimpleNamespace(name=name),
+        about={}, batches=2, cores=[0], held={}, side=SimpleNamespace(name=name),
         column=lambda what: columns.get(what, [1.0] * len(speeds)),
     )  # fmt: skip
 

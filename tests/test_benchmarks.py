@@ -59,7 +59,7 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
     ("endurance", "--K 3 --processes 2", "Use 1 or 3"),
     ("block_cost", "--json none/rows.jsonl", "cannot be written"),
     ("images_per_second", "--K 9999", "wants 9999 cores"),
-    ("several_processes", "--K 9999", "a core of its own"),
+    ("several_processes", "--K 9999", "wants 9999 cores"),
     ("timeline", "--method data_parallel --out none", "on all devices"),
     ("simulate", "--K 2 --processes 2 --method data_parallel", "needs one process"),
 ])  # fmt: skip

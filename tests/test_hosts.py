@@ -102,7 +102,7 @@ def test_a_cut_between_any_two_hosts_ends_the_training_with_the_name_of_one(pair
     """The third host reaches both, so their heartbeats go on where it has the coordinator."""
     run = tmp_path / "run"
     with (
-        Hosts(3, pairwise=True) as there,
+        Hosts(3) as there,
         trained(there, run, *LONG, "--K", "3", "--peer-timeout", str(PEER_TIMEOUT)) as processes,
     ):
         in_training(run, processes)

@@ -64,9 +64,7 @@ REGISTRIES = {
     "experiments": "experiments.table",
     "experiments.harness.paper": (),
     "benchmarks.__main__": (),
-    "benchmarks.peers.worker": "benchmarks.peers.torch_",
-    "benchmarks.accuracy": "fdg_jax.models.",
-    "benchmarks.block_cost": "fdg_jax.models.",
+    "benchmarks.harness.forms": "fdg_jax.models.",
 }
 LAZY = {
     "Pipeline": "fdg_jax.api",

@@ -23,7 +23,7 @@ def recorded():
 
 
 def test_a_stage_waits_for_a_computation_then_for_the_message_then_for_the_host():
-    found = waiting.waits(recorded())
+    found = [event for event in waiting.events(recorded()) if event.what in waiting.WAITING]
     assert found == [
         Event(waiting.UNMADE, 2, 1, 1.0, 3.0),
         Event(waiting.AWAY, 2, 1, 3.0, 4.0),

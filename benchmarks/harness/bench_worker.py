@@ -11,10 +11,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from benchmarks.harness import live_bytes, operation_times
-from benchmarks.harness.hooks import around
-from benchmarks.harness.serving import clocked, serve
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import hooks, live_bytes, operation_times, serving, side_specs
 from fdg_jax.checks.plan import of_config
 from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
@@ -31,23 +28,14 @@ class Trainer:
     """The training command's own pipeline on synthetic images, with the options of the side."""
 
     peers = jobs.ALONE  # the processes that train together
+    prepare = staticmethod(compile_cache.enable)  # of its process, as in the training command
 
-    def __init__(self, side: Side):
-        options = Config(
-            method=side.method,
-            K=side.K,
-            engine=side.engine,  # type: ignore[arg-type]
-            split=side.split,
-            model=side.model,
-            batch_size=side.batch_size,
-            dtype=side.dtype,  # type: ignore[arg-type]
-            dataset="synthetic",
-            epochs=1,
-            # keeps the loss finite; the speed does not depend on the rate
-            **{"learning_rate": 0.01, **own_defaults(side.training.get("optimizer", "sgd"))},
-            **side.options,
-            **side.training,
-        )
+    def __init__(self, side: side_specs.Side):
+        same = ("method", "K", "engine", "split", "model", "batch_size", "dtype")
+        # The rate keeps the loss finite; the speed does not depend on it.
+        rate = {"learning_rate": 0.01, **own_defaults(side.training.get("optimizer", "sgd"))}
+        about = {name: getattr(side, name) for name in same} | {"dataset": "synthetic", "epochs": 1}
+        options = Config(**about, **rate, **side.options, **side.training)
         of_config(options, frozenset(side.options) | frozenset(side.training))
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
@@ -55,19 +43,27 @@ class Trainer:
         convolution.PLAIN = side.layers == "plain"  # for the whole process: programs are traced at first use
         with mock.patch.object(Stage, "packs", side.packing == "on"):
             self.job = jobs.prepare(options, peers=self.peers)
+        assert isinstance(self.job.dataset, Dataset)  # synthetic images, in memory
+        self.data = self.job.dataset
         self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
 
-    def prepare_cpu(self, side: Side) -> None:
+    def prepare_cpu(self, side: side_specs.Side) -> None:
         """Sets threads and CPU devices before JAX starts, like the training command."""
         jobs.prepare_cpu()
+
+    @property
+    def engine(self) -> host_engine.HostEngine:
+        """The engine, where it is the host's."""
+        engine = self.job.pipeline.engine
+        assert isinstance(engine, host_engine.HostEngine)
+        return engine
 
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed. If a dispatch takes many batches (the delay
         line on an accelerator), only whole dispatches are made, so that one program is compiled; `batches` in the
         answer is their number of batches.
         """
-        data, pipeline = self.job.dataset, self.job.pipeline
-        assert isinstance(data, Dataset)  # synthetic images, in memory
+        data, pipeline = self.data, self.job.pipeline
         window = self.job.options.window or 1
         dispatches, each = (-(-batches // window), window) if window > 1 else (1, batches)
         size = (dispatches, each, self.job.options.batch_size)
@@ -80,7 +76,7 @@ class Trainer:
             losses = pipeline.losses(wait=True)
             return losses[-1].loss if losses else 0.0  # no loss yet while the pipeline fills
 
-        return {**clocked(train), "batches": dispatches * each}
+        return {**serving.clocked(train), "batches": dispatches * each}
 
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and reports the live arrays afterwards.
@@ -90,17 +86,11 @@ class Trainer:
         """
         result = self.run(batches)
         gc.collect()
-        arrays = jax.live_arrays()
-        size = sum(array.nbytes for array in arrays)
-        resident = of_status("VmRSS")
-        return {
-            **result,
-            "arrays": len(arrays),
-            "array_bytes": size,
-            "resident_bytes": resident and 1024 * resident,
-            "files": open_files(),
-            "threads": of_status("Threads"),
-        }
+        arrays, resident, here = jax.live_arrays(), of_status("VmRSS"), Path("/proc/self/fd")
+        of_arrays = {"arrays": len(arrays), "array_bytes": sum(array.nbytes for array in arrays)}
+        files = len(os.listdir(here)) if here.is_dir() else None
+        of_process = {"resident_bytes": resident and 1024 * resident, "files": files, "threads": of_status("Threads")}
+        return {**result, **of_arrays, **of_process}
 
     def held(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (two updates at least) and counts the bytes of arrays between two operations.
@@ -111,7 +101,7 @@ class Trainer:
         if not memory.predict(engine) or not isinstance(engine, host_engine.HostEngine):
             return {}
         watch = live_bytes.Watch(of_before=True)
-        with around(engine, watch.hook(engine)):
+        with hooks.around(engine, watch.hook(engine)):
             for _ in range(max(batches, 2 * self.job.options.accumulate)):
                 self.run(1)
                 watch.look()
@@ -124,8 +114,7 @@ class Trainer:
             if many operations are one program.
         """
         busy = time.process_time()
-        data, engine, options = self.job.dataset, self.job.pipeline.engine, self.job.options
-        assert isinstance(data, Dataset)
+        data, engine, options = self.data, self.job.pipeline.engine, self.job.options
         if not isinstance(engine, host_engine.HostEngine):
             return {}
         if not self.asked_before:
@@ -137,38 +126,21 @@ class Trainer:
         result = operation_times.measure(engine, data.train_images, data.train_labels, indices, cores)
         return {**result, "busy_seconds": time.process_time() - busy}
 
-    def about(self) -> dict:
-        pipeline = self.job.pipeline
-        return {
-            "cuts": list(self.job.partition.cuts),
-            "blocks": len(self.job.partition.blocks),
-            "parameters": pipeline.parameter_count,
-            "staleness": pipeline.staleness,
-            "device_kind": jax.devices()[0].device_kind,
-            "python": sys.version.split()[0],
-            "jax": jax.__version__,
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "huge_pages": huge_pages.on(),
-        }
+    def about(self) -> dict[str, Any]:
+        pipeline, parts = self.job.pipeline, self.job.partition
+        found = {"cuts": list(parts.cuts), "blocks": len(parts.blocks), "parameters": pipeline.parameter_count}
+        found |= {"staleness": pipeline.staleness, "device_kind": jax.devices()[0].device_kind}
+        return {**found, **software()}
+
+
+def software() -> dict[str, Any]:
+    """The versions and settings of this process."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {"python": sys.version.split()[0], "jax": jax.__version__, "xla_flags": flags, "huge_pages": huge_pages.on()}
 
 
 def of_status(name: str) -> int | None:
     """A number that Linux reports of this process, such as VmRSS in KiB."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-
-
-def open_files() -> int | None:
-    """How many file descriptors this process has open."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return None
-
-
-if __name__ == "__main__":
-    compile_cache.enable()  # as in the training command
-    sys.exit(serve(Trainer))
+    file = Path("/proc/self/status")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

@@ -4,7 +4,6 @@ A question and its answer are a line of JSON each, on a process's standard input
 """
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class ChildFailed(Exception):
     """A process ended with an error, or without an expected answer."""
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class Child(child.Child):

@@ -13,13 +13,8 @@ COLOURS |= {UNMADE: "#d9d9d9", AWAY: "#e41a1c", HOST: "#a6cee3"}
 WORDS = {"F": "forward", "B": "backward", "U": "update", "S": "synthesizer's step", "enter": "entry, augmentation"}
 WORDS |= {"send": "message on its way", **WAITING}
 OTHER = "#56b4e9"
-MOST_IN_A_ROW = 8  # entries per row of the legend
 
 Row = tuple[int, int]  # (k, 0): stage k; (k, j): the link from k to j
-
-
-def row_of(event: Event) -> Row:
-    return (event.k, event.to)
 
 
 def name_of(row: Row) -> str:
@@ -33,13 +28,13 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
     """
     from matplotlib.patches import Patch
 
-    rows = sorted({row_of(event) for found in runs.values() for event in found})
+    rows = sorted({(event.k, event.to) for found in runs.values() for event in found})
     end = max(event.end for found in runs.values() for event in found)
     with canvas(path, title, (14, 1.6 + len(runs) * (0.5 + 0.42 * len(rows)))) as figure:
         panels: Any = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (name, found) in zip(panels, runs.items(), strict=True):
             for event in found:
-                bar(axes, event, rows.index(row_of(event)), end)
+                bar(axes, event, rows.index((event.k, event.to)), end)
             axes.set_title(name, loc="left", fontsize=10)
             axes.set_yticks(range(len(rows)), [name_of(row) for row in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -48,9 +43,7 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
         panels[-1].set_xlabel("milliseconds")
         kinds = dict.fromkeys(event.what for found in runs.values() for event in found)
         handles = [Patch(color=COLOURS.get(kind, OTHER), label=WORDS.get(kind, kind)) for kind in kinds]
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=min(len(handles), MOST_IN_A_ROW), frameon=False
-        )
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False)
 
 
 def bar(axes: Any, event: Event, at: int, end: float) -> None:

@@ -4,19 +4,18 @@ A namespace has its own interfaces, addresses and ports, so a process in it reac
 The bridges are in a namespace of their own, the switch. Nothing is changed outside these namespaces, and removing them
 removes everything.
 
-    Hosts(3)                   a wire from each host to one bridge
-    Hosts(3, pairwise=True)    a wire and a bridge for each two hosts, so that any pair can be parted
-    Hosts(2, relay=True)       each host is also joined to `benchmarks.harness.relay`, which delays packets; `become`
-                               chooses latency and bandwidth while programs are connected
+    Hosts(3)                a wire from each host to one bridge
+    Hosts(2, relay=True)    each host is also joined to `benchmarks.harness.relay`, which delays packets; `become`
+                            chooses latency and bandwidth while programs are connected
 """
 
 import atexit
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from itertools import combinations
 from pathlib import Path
 
 from benchmarks.harness.children import Child, ChildFailed, end
@@ -76,12 +75,11 @@ def sweep() -> None:
             subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
 
 
-class Hosts:
+class Hosts(contextlib.AbstractContextManager):
     """Hosts 0, 1, ... with the addresses 10.77.0.1, 10.77.0.2, ... A context that removes them.
 
     Arguments:
         count: how many hosts, 2 to 200.
-        pairwise: whether each pair has its own wire.
         relay: whether there is a second path between them, with latency.
         settings: network settings of each host, e.g. {"net.ipv4.tcp_wmem": "4096 16384 4194304"}.
 
@@ -89,11 +87,9 @@ class Hosts:
         BadInput: the hosts cannot be made.
     """
 
-    def __init__(
-        self, count: int, pairwise: bool = False, relay: bool = False, settings: Mapping[str, str] | None = None
-    ):
+    def __init__(self, count: int, relay: bool = False, settings: Mapping[str, str] | None = None):
         sweep()
-        self.count, self.pairwise, self.relay = count, pairwise, None
+        self.count, self.relay = count, None
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         self.switch = f"{NAMED}-{os.getpid()}-switch"
         self.names = [f"{NAMED}-{os.getpid()}-{number}" for number in range(count)]
@@ -113,9 +109,6 @@ class Hosts:
             self.close()
             raise
 
-    def __enter__(self) -> "Hosts":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -133,40 +126,22 @@ class Hosts:
         return entering(self.names[number])
 
     def connect(self, large: bool) -> None:
-        """Makes the wires. large: whether they carry large packets."""
-        if self.pairwise:
-            for a, b in combinations(range(self.count), 2):
-                self.bridge(f"b{a}-{b}")
-                self.plug(a, f"to{b}", f"b{a}-{b}", large)
-                self.plug(b, f"to{a}", f"b{a}-{b}", large)
-        else:
-            self.bridge("bridge")
-            for number in range(self.count):
-                self.plug(number, WIRE, "bridge", large)
+        """Makes the bridge, and a wire from each host to it. large: whether they carry large packets."""
+        ip("-n", self.switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", self.switch, "link", "set", "bridge", "up")
+        for number, host in enumerate(self.names):
+            port, size = f"{number}-{WIRE}", ["mtu", LARGE_PACKETS] if large else []
+            ip("-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", WIRE, "netns", host)
+            ip("-n", self.switch, "link", "set", port, *size, "master", "bridge", "up")
+            ip("-n", host, "link", "set", WIRE, *size, "up")
         for number in range(self.count):
-            self.lead(number, "to{}" if self.pairwise else WIRE)
-
-    def bridge(self, name: str) -> None:
-        """Makes a bridge."""
-        ip("-n", self.switch, "link", "add", name, "type", "bridge")
-        ip("-n", self.switch, "link", "set", name, "up")
-
-    def plug(self, number: int, interface: str, bridge: str, large: bool) -> None:
-        """Makes a wire from an interface of a host to a bridge."""
-        host, port = self.names[number], f"{number}-{interface}"
-        ip("-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", host)
-        for name, plugged in ((self.switch, port), (host, interface)) if large else ():
-            ip("-n", name, "link", "set", plugged, "mtu", LARGE_PACKETS)
-        ip("-n", self.switch, "link", "set", port, "master", bridge, "up")
-        ip("-n", host, "link", "set", interface, "up")
+            self.lead(number, WIRE)
 
     def lead(self, number: int, interface: str) -> None:
-        """Routes a host's packets to all others through an interface. interface: {} in it is replaced by the other's
-        number."""
-        for other, address in enumerate(self.addresses):
-            if other != number:
-                way = ["dev", interface.format(other), "src", self.addresses[number]]
-                ip("-n", self.names[number], "route", "replace", f"{address}/32", *way)
+        """Routes a host's packets to all others through an interface."""
+        for address in self.addresses[:number] + self.addresses[number + 1 :]:
+            way = ["dev", interface, "src", self.addresses[number]]
+            ip("-n", self.names[number], "route", "replace", f"{address}/32", *way)
 
     def start_relay(self) -> Child:
         """Starts the relay and gives each host one end of it. Raises BadInput if it ends at once."""
@@ -208,9 +183,13 @@ class Hosts:
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # user and system
 
     def cut(self, number: int, other: int | None = None) -> None:
-        """Cuts the wire between two hosts, or from one host to all others. Packets on their way are lost."""
-        port = f"{number}-{WIRE if other is None else f'to{other}'}"
-        ip("-n", self.switch, "link", "set", port, "nomaster")
+        """Cuts the way between two hosts, or from one host to all others. Packets on their way are lost."""
+        if other is None:
+            ip("-n", self.switch, "link", "set", f"{number}-{WIRE}", "nomaster")
+            return
+        for a, b in ((number, other), (other, number)):  # each sends to an address at which nobody is
+            nobody = ["lladdr", "02:00:00:00:00:01", "dev", WIRE, "nud", "permanent"]
+            ip("-n", self.names[a], "neighbor", "replace", self.addresses[b], *nobody)
 
 
 def entering(name: str) -> list[str]:

@@ -14,57 +14,45 @@ import jax
 import numpy as np
 
 import fdg_jax
-from benchmarks.harness import bench_worker, message_counts
-from benchmarks.harness.joined import COORDINATOR
-from benchmarks.harness.ranks import RANK, pin
+from benchmarks.harness import bench_worker, message_counts, serving, side_specs
 from benchmarks.harness.recording import Recording, lateness, quick_threads
-from benchmarks.harness.serving import serve
-from benchmarks.harness.side_specs import ONE_THREAD, Side
-from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.machine import compile_cache
+from fdg_jax.training import job as jobs
 from fdg_jax.training.processes import JoinedPeers
 from fdg_jax.transport.across_processes import copy, put
 from fdg_jax.transport.devices import is_here
 from fdg_jax.transport.notices import Notices
 
 LEAVING_SECONDS = 5  # for the others to leave as well
+LATE_TRIES = 10
 PAUSE_SECONDS = 0.15  # before a message is sent alone: longer than the time of a message
 
 
 class Trainer(bench_worker.Trainer):
     """The stages of this process."""
 
-    def prepare_cpu(self, side: Side) -> None:
+    def prepare_cpu(self, side: side_specs.Side) -> None:
         """Joins the other processes. On the one core no operation is split over threads, as in a process for all
         stages."""
-        given = os.environ.get("XLA_FLAGS", "")
-        if ONE_THREAD.partition("=")[0] not in given:
-            os.environ["XLA_FLAGS"] = f"{given} {ONE_THREAD}".strip()
-        fdg_jax.join_processes(os.environ[COORDINATOR], int(os.environ[RANK]), side.K, side.K)
-        self.peers = JoinedPeers(int(os.environ[RANK]), side.K, math.inf, Notices())  # else each has all stages
+        jobs.prepare_cpu(one_core=True)
+        fdg_jax.join_processes(os.environ[serving.COORDINATOR], int(os.environ[serving.RANK]), side.K, side.K)
+        self.peers = JoinedPeers(int(os.environ[serving.RANK]), side.K, math.inf, Notices())  # else each has all stages
 
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and records every operation and message.
 
         Returns: `ended` (each dispatch of this process, with the time when its end was seen), `counted` (its messages),
-            `predicted` (the messages of all processes, from their shapes), processor seconds and the window's times.
+            `predicted` (the messages of all processes, from their shapes), `late` (the delays in seconds with which a
+            watcher sees an end), processor seconds and the window's times.
         """
-        engine = self.job.pipeline.engine
-        assert isinstance(engine, HostEngine)
         before = os.times()
-        with message_counts.counting(engine) as counts, quick_threads():
-            recording = Recording(engine)
+        with message_counts.counting(self.engine) as counted, quick_threads():
+            recording = Recording(self.engine)
             window = self.run(batches)
-            ended = recording.stop()
-        after = os.times()
-        return {
-            **window,
-            "user_seconds": after.user - before.user,
-            "system_seconds": after.system - before.system,
-            "ended": ended,
-            "counted": [each._asdict() for each in counts.values()],
-            "predicted": [each._asdict() for each in message_counts.predicted(engine)],
-        }
+            ended, after = recording.stop(), os.times()
+            late = lateness(LATE_TRIES)
+        seconds = {"user_seconds": after.user - before.user, "system_seconds": after.system - before.system}
+        predicted = message_counts.predicted(self.engine)
+        return {**window, **seconds, "ended": ended, "late": late, "counted": counted, "predicted": predicted}
 
     def messages(self, tries: int) -> dict[str, Any]:
         """Sends messages of the sizes in a tick, each `tries` times, one at a time and with no other on its way.
@@ -72,21 +60,20 @@ class Trainer(bench_worker.Trainer):
         Returns: `messages`, for each kind [what, k, to, bytes, this process's end of it ("sent", "arrived" or neither),
             the times at this end].
         """
-        engine = self.job.pipeline.engine
-        assert isinstance(engine, HostEngine)
-        found: list[list[Any]] = []
-        for each in message_counts.predicted(engine):
-            if each.what not in (message_counts.LOSS, message_counts.REFUSED):
-                source = engine.problem.places[each.k - 1].device
-                target = next(p.device for p in engine.problem.places if p.device.process_index == each.to)
-                size = each.sent_bytes // each.sent
-                found.append([each.what, each.k, each.to, size, *sent_alone(source, target, size, tries)])
+        places, found = self.engine.problem.places, list[list[Any]]()
+        kinds = {each[:3]: each.size for each in message_counts.predicted(self.engine)}
+        for (what, k, to), size in sorted(kinds.items()):
+            if what not in (message_counts.LOSS, message_counts.REFUSED):
+                target = next(place.device for place in places if place.device.process_index == to)
+                found.append([what, k, to, size, *sent_alone(places[k - 1].device, target, size, tries)])
         return {"messages": found}
 
-    def lateness(self, tries: int) -> dict[str, Any]:
-        """The delay in seconds with which a watcher sees an end."""
-        with quick_threads():
-            return {"late": lateness(tries)}
+    def leave(self) -> None:
+        """Leaves the other processes, which leave at the same time, without waiting long for one that does not."""
+        timer = threading.Timer(LEAVING_SECONDS, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        jax.distributed.shutdown()
 
 
 def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, list[float]]:
@@ -107,20 +94,3 @@ def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, li
         back = copy(put(np.zeros(1, np.uint8), target) if takes else None, answer, target, source)
         jax.block_until_ready(back)
     return "sent" if sends else "arrived" if takes else "", times
-
-
-def leave() -> None:
-    """Leaves the other processes, which leave at the same time, without waiting long for one that does not."""
-    timer = threading.Timer(LEAVING_SECONDS, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
-    jax.distributed.shutdown()
-
-
-if __name__ == "__main__":
-    pin()
-    compile_cache.enable()  # as in the training command
-    code = serve(Trainer)
-    if code == 0:
-        leave()
-    os._exit(code)

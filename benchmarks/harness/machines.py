@@ -28,23 +28,17 @@ BANDWIDTH_UNITS = {"": 1e9, "GB/s": 1e9, "MB/s": 1e6, "Gbit/s": 1e9 / 8, "Mbit/s
 def link(text: str) -> Link:
     """Reads a link: pcie, nvlink, none, or <latency>,<bandwidth> such as 10ms,1Gbit/s.
 
-    Without units, latency is in microseconds and bandwidth in GB/s. With "+blocking" after it, copies do not overlap
-    computing.
+    Without units, latency is in microseconds and bandwidth in GB/s.
     """
-    name, _, how = text.partition("+")
-    if how not in ("", "blocking"):
-        raise BadInput(f"--link {text}: +{how} is not known. Use +blocking, or leave it out.")
-    if name in LINKS:
-        return LINKS[name]._replace(overlaps=not how)
-    latency, _, bandwidth = name.partition(",")
+    if text in LINKS:
+        return LINKS[text]
+    latency, _, bandwidth = text.partition(",")
     seconds, speed = quantity(latency, LATENCY_UNITS), quantity(bandwidth, BANDWIDTH_UNITS)
     if seconds is None or not speed:
         units = f"units {', '.join(filter(None, LATENCY_UNITS))}; {', '.join(filter(None, BANDWIDTH_UNITS))}"
-        raise BadInput(
-            f"--link {text} is neither {', '.join(LINKS)} nor <latency>,<bandwidth> such as 10ms,1Gbit/s ({units}; "
-            "without them us and GB/s)."
-        )
-    return Link(seconds, 1 / speed, not how)
+        fact = f"--link {text} is neither {', '.join(LINKS)} nor <latency>,<bandwidth> such as 10ms,1Gbit/s"
+        raise BadInput(f"{fact} ({units}; without them us and GB/s).")
+    return Link(seconds, 1 / speed)
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:
@@ -68,21 +62,14 @@ def read(path: str, blocks: int) -> BlockTimes:
     U and auxiliary may be missing.
     """
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
-        unknown = set(given) - set(BlockTimes._fields)
-        times = BlockTimes(**{"U": [0.0] * blocks, **given})
+        times = BlockTimes(**{"U": [0.0] * blocks, **json.loads(Path(path).read_text(encoding="utf-8"))})
         numbers = [*times.F, *times.B, *times.U, times.auxiliary]
-        fine = not unknown and all(math.isfinite(n) and n >= 0 for n in numbers)
-        fine = fine and {len(times.F), len(times.B), len(times.U)} == {blocks}
+        if {len(times.F), len(times.B), len(times.U)} != {blocks} or not all(0 <= n < math.inf for n in numbers):
+            raise ValueError(f"these are not the times of {blocks} blocks")
     except (OSError, ValueError, TypeError) as error:
-        raise BadInput(f"--times {path} cannot be read ({error}). {shape_of_file(blocks)}") from None
-    if not fine:
-        raise BadInput(f"--times {path} does not have times of {blocks} blocks. {shape_of_file(blocks)}")
+        holds = f'{{"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}}, seconds of each of {blocks} blocks'
+        raise BadInput(f"--times {path} cannot be read ({error}). It holds {holds}.") from None
     return times
-
-
-def shape_of_file(blocks: int) -> str:
-    return f'It holds {{"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}}, seconds of each of {blocks} blocks.'
 
 
 def of_blocks(
@@ -120,7 +107,7 @@ def of_blocks(
     return Machine(functools.cache(seconds), spread=method.places is not None, **machine)
 
 
-def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
+def of_operations(timed: Mapping[str, Any], name: str, cores: int | None, **machine: Any) -> Machine:
     """Makes a machine for the method `name` from its times (benchmarks.harness.operation_times.measure).
 
     cores: how many the stages share; None: one for each. A stage's messages take the measured time of sending them,
@@ -141,23 +128,11 @@ def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None
             return statistics.fmean([taken for what, taken in host.items() if what.startswith("send")] or [0.0])
         return host.get(f"{kind}/{k}", 0.0)
 
-    method = methods.find(name)
+    spread = methods.find(name).places is not None
     return Machine(
-        functools.cache(seconds),
-        host_seconds=functools.cache(dispatch),
-        run_ahead=timed["run_ahead"],
-        cores=cores,
-        alone=functools.cache(faster),
-        spread=method.places is not None,
-        patient=method.places is not None,
-        **machine,
-    )
-
-
-def copies(timed: Mapping[str, Any]) -> dict[str, Any]:
-    """`size` and `link` of a machine whose messages take the measured times."""
-    alone = timed["alone"]["device"]
-    return {"size": lambda address, op: alone.get(f"send {address.what}/{address.k}", 0.0), "link": Link(0, 1)}
+        functools.cache(seconds), host_seconds=functools.cache(dispatch), run_ahead=timed["run_ahead"], cores=cores,
+        alone=functools.cache(faster), spread=spread, patient=spread, **machine,
+    )  # fmt: skip
 
 
 def sizes(table: Mapping[tuple[str, int], float]) -> Any:

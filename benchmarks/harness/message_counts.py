@@ -4,8 +4,7 @@ Counted are the arrays that this process gives to its transport and gets from it
 of the schedule, from the shapes with which the stages were checked.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,34 +15,24 @@ from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import COUNT, HostEngine
 
 LOSS, REFUSED = "loss", "refused"  # sent to every process: a loss, the number of a stage's first refused update
+SEEN = PREDICTED, SENT, ARRIVED = "predicted", "sent", "arrived"
 
 
 class Message(NamedTuple):
-    """Messages of one kind from one stage to one process.
+    """A message from a stage to a process.
 
     what: "x" (activations), "dy" (cotangents), LOSS or REFUSED.
     k: the stage that sends.
     to: the process that receives.
-    sent, sent_bytes: in the sender's process. arrived, arrived_bytes: in the receiver's.
+    seen: PREDICTED, SENT (in the sender's process) or ARRIVED (in the receiver's).
+    size: its bytes.
     """
 
     what: str
     k: int
     to: int
-    sent: int = 0
-    sent_bytes: int = 0
-    arrived: int = 0
-    arrived_bytes: int = 0
-
-
-Key = tuple[str, int, int]  # what, k, to
-
-
-def together(found: Mapping[Key, Message], more: Message) -> Message:
-    """The counts of one kind of message, with those of `more` added."""
-    key = (more.what, more.k, more.to)
-    numbers = zip(found.get(key, Message(*key))[3:], more[3:], strict=True)
-    return Message(*key, *(a + b for a, b in numbers))
+    seen: str
+    size: int
 
 
 def process_of(engine: HostEngine, k: int) -> int:
@@ -57,29 +46,20 @@ def processes_of(engine: HostEngine) -> set[int]:
 
 
 @contextmanager
-def counting(engine: HostEngine) -> Iterator[dict[Key, Message]]:
-    """A context in which the messages that this process sends to others and receives from them are counted."""
-    found, here = dict[Key, Message](), jax.process_index()
-
-    def count(what: str, k: int, to: int, given: Any, arrived: Any) -> None:
-        if process_of(engine, k) == here:
-            more = Message(what, k, to, 1, memory.tree_bytes(given), 0, 0)
-        elif to == here:
-            more = Message(what, k, to, 0, 0, 1, memory.tree_bytes(arrived))
-        else:
-            return
-        found[more[:3]] = together(found, more)
+def counting(engine: HostEngine) -> Iterator[list[Message]]:
+    """A context in which the messages that this process sends to others and receives from them are listed."""
+    found, here = list[Message](), jax.process_index()
 
     def counted(call: Call, dispatch: Callable[[], Any]) -> Any:
         arrived, sender = dispatch(), call.sender.k if call.sender else call.k
-        receivers = set[int]()
-        if call.what == "send":
-            receivers = {process_of(engine, call.k)}
-        elif call.what == "tell":
-            receivers = processes_of(engine)
+        all_of = {"send": {process_of(engine, call.k)}, "tell": processes_of(engine)}
+        receivers = all_of.get(call.what, set())
         what = call.address.what if call.address else REFUSED if call.like is COUNT else LOSS
         for to in receivers - {process_of(engine, sender)}:
-            count(what, sender, to, call.message, arrived)
+            if process_of(engine, sender) == here:
+                found.append(Message(what, sender, to, SENT, memory.tree_bytes(call.message)))
+            elif to == here:
+                found.append(Message(what, sender, to, ARRIVED, memory.tree_bytes(arrived)))
         return arrived
 
     with around(engine, counted):
@@ -88,18 +68,15 @@ def counting(engine: HostEngine) -> Iterator[dict[Key, Message]]:
 
 def predicted(engine: HostEngine) -> list[Message]:
     """The messages between processes in one tick of a full pipeline, of all processes."""
-    schedule, found = engine.loop.schedule, defaultdict[Key, list[int]](list)
+    schedule, found = engine.loop.schedule, list[tuple[str, int, int, int]]()
     specs = memory.micro_batch_specs(engine.problem.specs, schedule.micro_batches)
     to_all = [(LOSS, schedule.K, memory.tree_bytes(specs[-1].value))]
     to_all += [(REFUSED, spec.k, memory.tree_bytes(COUNT)) for spec in specs if spec.guard]
     for op in schedule.tick(4 * schedule.K + 2, None):
         for address in schedule.messages.gives(op):
             if address.what == "loss":
-                messages = [(what, k, to, size) for what, k, size in to_all for to in processes_of(engine)]
+                found += [(what, k, to, size) for what, k, size in to_all for to in processes_of(engine)]
             else:
                 size = memory.message_bytes(address, op, specs)
-                messages = [(address.what, op.k, process_of(engine, address.k), size)]
-            for what, k, to, size in messages:
-                if to != process_of(engine, k):
-                    found[what, k, to].append(size)
-    return [Message(*key, *(len(sizes), sum(sizes)) * 2) for key, sizes in sorted(found.items())]
+                found.append((address.what, op.k, process_of(engine, address.k), size))
+    return [Message(what, k, to, PREDICTED, size) for what, k, to, size in found if to != process_of(engine, k)]

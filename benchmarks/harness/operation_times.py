@@ -12,7 +12,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -93,9 +94,6 @@ class Recorder:
         self.arguments = arguments
         return self.program(*arguments)
 
-    def again(self) -> Any:
-        return self.program(*self.arguments)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.program, name)
 
@@ -116,36 +114,31 @@ def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
 def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
     """A context in which these stages permanently repeat their operations on their last batch. The results are
     dropped."""
-    stop, errors = threading.Event(), list[BaseException]()
-    begun = threading.Barrier(len(stages) + 1)
+    stop, begun = threading.Event(), threading.Barrier(len(stages) + 1)
 
     def fill(programs: Sequence[Recorder]) -> None:
         try:
             for number, program in enumerate(itertools.cycle(programs)):
-                working = program.again()
+                working = program.program(*program.arguments)
                 if number == 0:
                     begun.wait()  # the timed operation begins while this computes
                 jax.block_until_ready(working)
                 if stop.is_set():
                     return
-        except BaseException as error:
-            errors.append(error)
+        except BaseException:
             begun.abort()
+            raise
 
-    threads = [threading.Thread(target=fill, args=(programs,), daemon=True) for programs in stages]
-    for thread in threads:
-        thread.start()
-    try:
-        begun.wait()
-        yield
-    except threading.BrokenBarrierError:
-        pass
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(stages)) as pool:
+        filling = [pool.submit(fill, programs) for programs in stages]
+        try:
+            with suppress(threading.BrokenBarrierError):
+                begun.wait()
+                yield
+        finally:
+            stop.set()
+    for one in filling:
+        one.result()  # raises its error
 
 
 def measure(

@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from benchmarks.harness.hooks import Call, around, is_operation
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import jax_internals
 from fdg_jax.schedule import Address, Op
-from fdg_jax.schedule.simulator import Event
 
 
 class Dispatched(NamedTuple):
@@ -108,30 +107,6 @@ class Recording:
         """Removes the watchers. Returns the dispatched items, each with the time when its end was seen."""
         self.stack.close()
         return [each for watcher in self.watchers.values() for each in watcher.stop()]
-
-
-def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
-    """Computes when each operation began.
-
-    An operation begins at the latest of its dispatch, the previous end of its stage and the arrival of its messages. If
-    its end was seen before that, its length is 0.
-
-    Arguments:
-        ended: the result of `Recording.stop`.
-    """
-    arrived = {address: end for dispatched, end in ended if dispatched.what == "send" for address in dispatched.gives}
-    made = {address: end for dispatched, end in ended if dispatched.what != "send" for address in dispatched.gives}
-    free: dict[Any, float] = {}
-    found = []
-    for dispatched, end in ended:  # of each stage and link in its own order
-        where = (dispatched.k, dispatched.to) if dispatched.what == "send" else dispatched.k
-        waits = [arrived[address] for address in dispatched.takes if address in arrived]
-        if dispatched.what == "send":
-            waits = [made[address] for address in dispatched.gives if address in made]
-        begin = min(end, max([dispatched.at, free.get(where, 0.0), *waits]))
-        free[where] = end
-        found.append(Event(dispatched.what, dispatched.k, dispatched.batch, begin, end, dispatched.to))
-    return found
 
 
 @contextmanager

@@ -9,17 +9,19 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.children import ChildFailed
+from fdg_jax import models
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.machine.facts import processor_name
 from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
 
+say = output.say
 DISTURBED_PERCENT = 5.0  # of the cores' time; a result reports other processes that take more
 Given = argparse.Namespace  # the parsed flags of a benchmark
 Row = Mapping[str, Any]
@@ -27,22 +29,31 @@ Rows = Sequence[dict[str, Any]]
 Cell = str | Callable[[Any], str]
 
 
-def positive(text: str) -> int:
-    """For argparse: a whole number of at least 1."""
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
+def above_zero(kind: Callable[[str], Any], what: str) -> Callable[[str], Any]:
+    """For argparse: reads a number above 0."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what} above 0")
+        return value
+
+    return read
 
 
-def duration(text: str) -> float:
-    """For argparse: a number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no length of time: use a positive number")
-    return value
+positive, duration = above_zero(int, "whole number"), above_zero(float, "number of seconds")
+
+
+def sized(flag: str, text: str, example: str) -> tuple[str, list[int]]:
+    """Reads a model and numbers, MODEL:NUMBER..., as many as an example has. Raises BadInput."""
+    model, *numbers = text.split(":")
+    if len(numbers) != example.count(":") or not all(each.isdecimal() and int(each) for each in numbers):
+        raise BadInput(f"{flag} {text}: write a model and its sizes, e.g. {example}.")
+    models.blocks(model, 10)  # refuses an unknown model
+    return model, list(map(int, numbers))
 
 
 # The common flags of several benchmarks: the type of a value, and its meaning.
@@ -68,10 +79,8 @@ def parser(name: str, doc: str | None, epilog: str | None = None, **defaults: An
     Arguments:
         defaults: of flags in FLAGS. A flag with a list as default takes several values.
     """
-    made = Parser(
-        prog=f"python -m benchmarks.{name}", description=doc, epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    raw = argparse.RawDescriptionHelpFormatter
+    made = Parser(prog=f"python -m benchmarks.{name}", description=doc, epilog=epilog, formatter_class=raw)
     told = "one JSON object per row: instead of the table, or added to FILE beside the table"
     made.add_argument("--json", nargs="?", const="-", metavar="FILE", help=told)
     for flag, default in defaults.items():
@@ -103,47 +112,40 @@ def check_json(path: str | None) -> None:
 
 
 @output.forgiving()
-def emit(rows: Sequence[Row], text: str, path: str | None, appended: bool = False) -> None:
-    """Prints the text, or the rows as JSON lines. With a path, prints the text and appends the rows to the file.
-
-    The file gets the rows even if the output can no longer be written.
-    """
-    print(lines_of(rows) if path == "-" else text + "\n", end="", flush=True)
-    if not appended:
-        append(rows, path)
+def emit(text: str) -> None:
+    print(text, flush=True)
 
 
-def append(rows: Sequence[Row], path: str | None) -> None:
-    """Adds rows to the file of --json, if there is one."""
+def append(row: Row, path: str | None) -> None:
+    """Adds a row to the file of --json, if there is one."""
     if path not in (None, "-"):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(lines_of(rows))
-
-
-def lines_of(rows: Sequence[Row]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+            file.write(json.dumps(row) + "\n")
 
 
 def run(
-    module: str,
-    made: Callable[[], argparse.ArgumentParser],
-    measure: Callable[[argparse.Namespace], Sequence[Row]],
-    table: Callable[[Any, argparse.Namespace], str],
-    appended: bool = False,
-) -> Callable[..., int]:
+    module: str, made: Callable[[], Parser], measure: Callable[[Given], Iterable[Row]],
+    table: Callable[[Any, Given], str], facts: Callable[[], Row] | None = None,
+) -> Callable[..., int]:  # fmt: skip
     """The `main` of a benchmark: it reads the flags, measures the rows, prints their table and returns the exit code.
 
     Arguments:
         module: its name; if it is "__main__", the benchmark runs at once and ends the process.
-        appended: `measure` itself adds each row to the file of --json.
+        measure: measures rows. Each is added to the file of --json before the next one is measured.
+        facts: added to every row, besides the benchmark's name; None: `machine`.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
+        rows = list[Row]()
         try:
-            given = made().parse_args(arguments)
+            flags = made()
+            given = flags.parse_args(arguments)
             check_json(given.json)
-            rows = measure(given)
-            emit(rows, table(rows, given), given.json, appended)
+            for row in measure(given):
+                about = (facts or machine)()
+                rows.append({"benchmark": flags.prog.rpartition(".")[2], **row, **about})
+                append(rows[-1], given.json)
+            emit("\n".join(map(json.dumps, rows)) if given.json == "-" else table(rows, given))
         except (BadInput, ChildFailed) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2 if isinstance(error, BadInput) else 1
@@ -167,15 +169,15 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
-def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequence[Any]) -> str:
-    """A Markdown table with a line for each row.
+def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequence[Any], below: str = "") -> str:
+    """A Markdown table with a line for each row, and a text below it.
 
     columns: {head: cell}, where a cell is a format string of the row's names ("{K}", "{seconds:.1f} s") or a function
         of the row. Pairs are used if two heads are the same.
     """
     heads, cells = zip(*(columns.items() if isinstance(columns, Mapping) else columns), strict=True)
     body = [[cell.format_map(row) if isinstance(cell, str) else cell(row) for cell in cells] for row in rows]
-    return markdown(heads, body)
+    return "\n\n".join([markdown(heads, body), *([below] if below else [])])
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -202,6 +204,13 @@ def over(values: Sequence[float], base: Sequence[float], digits: int = 9) -> lis
     return [round(a / b, digits) for a, b in zip(values, base, strict=True)]
 
 
+def speeds(found: Sequence[float], first: Sequence[float], digits: int = 4) -> dict[str, Any]:
+    """The entries of a row on images/s, one of each turn, and on their ratios to those of the first side."""
+    ratios = over(found, first)
+    of_turns = {"images_per_second": median(found, 2), "images_per_second_windows": rounded(found, 6)}
+    return {**of_turns, "ratio": median(ratios, digits), "ratio_windows": rounded(ratios, digits)}
+
+
 def percents(values: Sequence[float], digits: int = 0) -> str:
     return ", ".join(f"{value:.{digits}f}%" for value in values)
 
@@ -216,6 +225,11 @@ def cuts(row: Row) -> str:
     return ",".join(map(str, row["cuts"])) + f" of {row['blocks']}" if row["cuts"] else "none"
 
 
+def place(row: Row, used: int | None = None) -> str:
+    """The processor and its cores. used: how many of them were."""
+    return f"{row['cpu']}, {f'{used} of ' if used else ''}{row['machine_cores']} cores"
+
+
 def versions(row: Row) -> str:
     """The versions with which a row of `here` was measured."""
     pages = "on" if row["huge_pages"] else "off"
@@ -228,8 +242,8 @@ def here() -> dict[str, Any]:
 
     from fdg_jax.machine import huge_pages
 
-    versions = {"python": sys.version.split()[0], "jax": jax.__version__}
-    return {"device": jax.devices()[0].device_kind, "huge_pages": huge_pages.on(), **versions, **machine()}
+    found = {"device": jax.devices()[0].device_kind, "huge_pages": huge_pages.on(), "jax": jax.__version__}
+    return {**found, "python": sys.version.split()[0], **machine()}
 
 
 def machine() -> dict[str, Any]:

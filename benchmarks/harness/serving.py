@@ -1,9 +1,9 @@
 """The process of every side: it trains on request and measures its own time.
 
-The first argument is the side as a JSON object. The process answers once it is compiled and warm. Then it answers each
-line: {"run": n} with the time of n batches, {"operations": n} with the time of each of their operations, {"memory": n}
-with the live bytes after them and {"held": n} with the bytes held between two operations; {} if these are not known. It
-ends when its input ends.
+The first argument is the side as a JSON object; its `worker` is the class that trains. The process answers once it is
+compiled and warm. Then it answers each line: {"run": n} with the time of n batches, {"operations": n} with
+the time of each of their operations, {"memory": n} with the live bytes after them and {"held": n} with the bytes held
+between two operations; {} if these are not known. It ends when its input ends.
 """
 
 import dataclasses
@@ -13,22 +13,21 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from importlib import import_module
 
 from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 
-
-class Trainer(Protocol):
-    """A trainer: trains on so many batches, all computed on return, and reports facts about itself."""
-
-    def run(self, batches: int) -> dict[str, float]: ...
-
-    def about(self) -> dict[str, Any]: ...
+# In the environment of a side's process that is one of several: its number, from 0 on; where rank 0 listens.
+RANK, COORDINATOR = "FDG_JAX_RANK", "FDG_JAX_COORDINATOR"
 
 
-def serve(make: Callable[[Side], Trainer]) -> int:
-    """The process of a side from start to end. Returns its exit code."""
+def serve(side: Side) -> int:
+    """Makes the side's worker, which answers until the input ends. Returns the exit code.
+
+    It has `run`, which trains on so many batches, all computed on return, `about`, the facts about itself, and a
+    method for each other question that it can answer.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # so that a library's output is not taken for an answer
 
@@ -36,9 +35,14 @@ def serve(make: Callable[[Side], Trainer]) -> int:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
-    side = Side(**json.loads(sys.argv[1]))
+    if RANK in os.environ:  # a core of its own, before any library makes its threads
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, [cores[int(os.environ[RANK]) % len(cores)]])
     try:
-        trainer = make(side)
+        module, _, name = side.worker.rpartition(".")
+        kind = getattr(import_module(module), name)
+        getattr(kind, "prepare", lambda: None)()
+        trainer = kind(side)
     except BadInput as error:
         answer({"refused": str(error)})
         return 2
@@ -49,6 +53,7 @@ def serve(make: Callable[[Side], Trainer]) -> int:
     for line in sys.stdin:
         [(what, batches)] = json.loads(line).items()
         answer(getattr(trainer, what, lambda batches: {})(batches))
+    getattr(trainer, "leave", lambda: None)()
     return 0
 
 
@@ -56,13 +61,15 @@ def clocked(train: Callable[[], float]) -> dict[str, float]:
     """The times of a window in this process. train() returns the last loss when everything is computed."""
     faults, busy, start = page_faults(), time.process_time(), time.perf_counter()
     loss = train()
-    return {
-        "seconds": time.perf_counter() - start,
-        "busy_seconds": time.process_time() - busy,
-        "page_faults": page_faults() - faults,
-        "loss": loss,
-    }
+    seconds, busy_seconds = time.perf_counter() - start, time.process_time() - busy
+    return {"seconds": seconds, "busy_seconds": busy_seconds, "page_faults": page_faults() - faults, "loss": loss}
 
 
 def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+if __name__ == "__main__":
+    code = serve(Side(**json.loads(sys.argv[1])))
+    sys.stderr.flush()
+    os._exit(code)  # does not wait for other processes of the side, which may be gone

@@ -20,7 +20,7 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.methods import interface
 from fdg_jax.schedule import Schedule
 
-OUR_WORKER, EACH_CORE, JOINED = (f"benchmarks.harness.{name}" for name in ("bench_worker", "each_core", "joined"))
+EACH_CORE, JOINED = "benchmarks.harness.ranks.EachCore", "benchmarks.harness.ranks.Joined"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # as in the training command on one core
 # The differences from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -29,31 +29,23 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bp-on-each-core": {"method": "bp", "K": 1, "cores": 2, "worker": EACH_CORE},
     "delay-line": {"method": "fdg", "engine": "delay-line", "cores": 1},
 }
-OPTIONS = {
-    "K": "number of stages",
-    "cores": "cores the process is pinned to",
-    "engine": "pipeline or delay-line",
-    "split": "paper, even, balanced, measured or block numbers",
-    "copies": "independent processes that train at the same time; on a CPU each on a core",
-    "processes": "one, or each: every stage in a process of its own, on a core of its own",
-    "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
-    "layers": "cured (the fast paths, made for a device that is one core) or plain (XLA's own)",
-    "hugepages": "on (and glibc keeps freed memory), only (glibc returns it at every step), or off",
-    "xla": "XLA flags",
-    "dtype": "float32 or bfloat16",
-    "precision": "of float32 products: default (JAX's, which may be TF32 on a GPU) or highest",
+# name: (the values, if only some are allowed; what they mean)
+OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "K": ((), "number of stages"),
+    "cores": ((), "cores the process is pinned to"),
+    "engine": (("pipeline", "delay-line"), "pipeline or delay-line"),
+    "split": ((), "paper, even, balanced, measured or block numbers"),
+    "copies": ((), "independent processes that train at the same time; on a CPU each on a core"),
+    "processes": (("one", "each"), "one, or each: every stage in a process of its own, on a core of its own"),
+    "packing": (("on", "off"), "on, or off: every small array of a stage goes in and out of its programs by itself"),
+    "layers": (("cured", "plain"), "cured (the fast paths, made for a device that is one core) or plain (XLA's own)"),
+    "hugepages": (("on", "only", "off"), "on (glibc keeps freed memory), only (it returns it at every step), or off"),
+    "xla": ((), "XLA flags"),
+    "dtype": (("float32", "bfloat16"), "float32 or bfloat16"),
+    "precision": (("default", "highest"), "of float32 products: default (JAX's, on a GPU maybe TF32) or highest"),
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 OF_TRAINING = "a correction with its options, an optimizer: correct=anticipate:prediction=linear, optimizer=adamw"
-CHOICES = {
-    "engine": ("pipeline", "delay-line"),
-    "processes": ("one", "each"),
-    "packing": ("on", "off"),
-    "layers": ("cured", "plain"),
-    "hugepages": ("on", "only", "off"),
-    "dtype": ("float32", "bfloat16"),
-    "precision": ("default", "highest"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Side:
     xla: flags added to XLA_FLAGS.
     options: the method's.
     training: other options of the training command: a correction with its options, an optimizer.
-    worker: the module of its process.
+    worker: the class that trains in its process.
     interpreter: the Python that runs the worker; "": that of this process.
     """
 
@@ -91,7 +83,7 @@ class Side:
     precision: str = "default"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    worker: str = OUR_WORKER
+    worker: str = "benchmarks.harness.bench_worker.Trainer"
     interpreter: str = ""
 
 
@@ -115,18 +107,16 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     if values["K"] > 1:
         values.setdefault("split", split)
     side = Side(name=text, **values)
-    each = side.processes == "each"
-    impossible = {
-        "processes=each gives every stage of a pipeline a core of a CPU. Use --K 2 or more, engine=pipeline and "
-        "--device cpu": each and (side.device != "cpu" or side.engine != "pipeline" or side.K < 2),
-        "each process would measure the blocks by itself and could cut the network elsewhere. Use split=balanced, or "
-        "block numbers": each and side.split == "measured",
-        "copies on a CPU have a core each, and this side wants several. Use engine=delay-line or bp":
-            side.copies > 1 and side.device == "cpu" and side.cores > 1,
-    }  # fmt: skip
-    for fact, wrong in impossible.items():
-        if wrong:
-            raise BadInput(f"side {text}: {fact}.")
+    each, wrong = side.processes == "each", ""
+    if each and (side.device != "cpu" or side.engine != "pipeline" or side.K < 2):
+        wrong = "processes=each gives every stage of a pipeline a core of a CPU. Use --K 2 or more, engine=pipeline "
+        wrong += "and --device cpu"
+    elif each and side.split == "measured":
+        wrong = "each process would measure the blocks itself and could cut elsewhere. Use split=balanced, or numbers"
+    elif side.copies > 1 and side.device == "cpu" and side.cores > 1:
+        wrong = "copies on a CPU have a core each, and this side wants several. Use engine=delay-line or bp"
+    if wrong:
+        raise BadInput(f"side {text}: {wrong}.")
     if side.copies > 1:
         return dataclasses.replace(side, worker=EACH_CORE, cores=max(side.cores, side.copies * (side.device == "cpu")))
     return dataclasses.replace(side, worker=JOINED) if each else side
@@ -134,7 +124,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
 
 def words(side: Side) -> tuple[str, ...]:
     """The command of a side's process, for Python."""
-    return "-m", side.worker, json.dumps(dataclasses.asdict(side))
+    return "-m", "benchmarks.harness.serving", json.dumps(dataclasses.asdict(side))
 
 
 def of_training(words: Sequence[str]) -> tuple[str, ...]:
@@ -160,9 +150,9 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
         # The training command's own checks find all other mistakes.
         return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].kind))
     if key not in OPTIONS or not equals:
-        known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
+        known = "; ".join([*(f"{name}: {meaning}" for name, (_, meaning) in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
         raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
-    return key, typed(side, key, value, 1 if key in ("K", "cores", "copies") else "", CHOICES.get(key, ()), least=1)
+    return key, typed(side, key, value, 1 if key in ("K", "cores", "copies") else "", OPTIONS[key][0], least=1)
 
 
 def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:

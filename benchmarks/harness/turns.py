@@ -7,21 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from benchmarks.harness import side_specs
-from benchmarks.harness.children import Child, ChildFailed, say
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import children, report, side_specs
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.cores import core_seconds, others_percent
 
 CALIBRATION_BATCHES = 4  # warm batches, to find how many fill a window
 
 
-class Worker(Child):
+class Worker(children.Child):
     """The process of a side, and its windows. environment: further variables of the process."""
 
-    def __init__(self, side: Side, cores: Sequence[int], environment: Mapping[str, str] | None = None):
+    def __init__(self, side: side_specs.Side, cores: Sequence[int], environment: Mapping[str, str] | None = None):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
-        self.operations: dict[str, Any] = {}  # the time of each operation alone, if it was measured
         self.held: dict[str, Any] = {}  # the bytes of its arrays, if they were measured
         words, env = side_specs.words(side), {**side_specs.environment(side), **(environment or {})}
         super().__init__(words, f"side {side.name}", env=env, cores=self.cores, interpreter=side.interpreter)
@@ -52,7 +49,7 @@ class Worker(Child):
     def window(self) -> None:
         reply = self.watched(self.run)
         if not math.isfinite(reply["loss"]):
-            raise ChildFailed(f"side {self.side.name}: the loss is {reply['loss']}, so it trains nothing")
+            raise children.ChildFailed(f"side {self.side.name}: the loss is {reply['loss']}, so it trains nothing")
         reply["images_per_second"] = reply.get("batches", self.batches) * self.side.batch_size / reply["seconds"]
         reply["busy_percent"] = 100 * reply["busy_seconds"] / (len(self.cores) * reply["seconds"])
         self.windows.append(reply)
@@ -67,8 +64,9 @@ class Worker(Child):
 
 @contextmanager
 def started(
-    sides: Sequence[Side], cores: Sequence[int], seconds: float | None = None, left_out: dict[str, str] | None = None
-) -> Iterator[list[Worker]]:
+    sides: Sequence[side_specs.Side], cores: Sequence[int], seconds: float | None = None,
+    left_out: dict[str, str] | None = None,
+) -> Iterator[list[Worker]]:  # fmt: skip
     """A context with the sides' processes, compiled and warm.
 
     Arguments:
@@ -78,7 +76,7 @@ def started(
     Raises: ChildFailed and BadInput of a side. ChildFailed if a side's number of parameters differs from the first's.
     """
     with ExitStack() as stack:
-        say(f"compiling {', '.join(side.name for side in sides)}")
+        report.say(f"compiling {', '.join(side.name for side in sides)}")
         workers = [stack.enter_context(Worker(side, cores)) for side in sides]
         for step in (Worker.ready, lambda worker: seconds and worker.calibrate(seconds)):
             for worker in workers:
@@ -94,7 +92,7 @@ def forgiven(worker: Worker, left_out: dict[str, str] | None) -> Iterator[None]:
     """A context in which a side may fail, if `left_out` collects the reason."""
     try:
         yield
-    except (ChildFailed, BadInput) as error:
+    except (children.ChildFailed, BadInput) as error:
         if left_out is None:
             raise
         left_out[worker.side.name] = str(error)
@@ -103,7 +101,7 @@ def forgiven(worker: Worker, left_out: dict[str, str] | None) -> Iterator[None]:
 def left(workers: Sequence[Worker], left_out: Mapping[str, str] | None) -> list[Worker]:
     """The workers that are not left out. Raises ChildFailed if the first is left out, as it is the baseline."""
     if left_out and workers[0].side.name in left_out:
-        raise ChildFailed(left_out[workers[0].side.name])
+        raise children.ChildFailed(left_out[workers[0].side.name])
     return [worker for worker in workers if worker.side.name not in (left_out or ())]
 
 
@@ -123,7 +121,7 @@ def take_turns(workers: Sequence[Worker], windows: int, left_out: dict[str, str]
             with forgiven(worker, left_out):
                 worker.window()
                 speed = worker.windows[-1]["images_per_second"]
-                say(f"turn {turn + 1} of {windows}, {worker.side.name}: {speed:.1f} images/s")
+                report.say(f"turn {turn + 1} of {windows}, {worker.side.name}: {speed:.1f} images/s")
     return left(workers, left_out)
 
 
@@ -133,7 +131,7 @@ def same_network(workers: Sequence[Worker]) -> None:
     for other in others:
         if other.about["parameters"] != first.about["parameters"]:
             counts = f"{other.about['parameters']} parameters and {first.side.name} {first.about['parameters']}"
-            raise ChildFailed(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")
+            raise children.ChildFailed(f"side {other.side.name} trains {counts}: not the same network.")
 
 
 def compared(

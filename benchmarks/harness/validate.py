@@ -9,76 +9,63 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness import machines, report, side_specs
-from benchmarks.harness.children import say
+from benchmarks.harness import machines, report, side_specs, turns
 from benchmarks.harness.report import median, over, rounded
-from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker, back_and_forth, started
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.simulator import Prediction, predict
+from fdg_jax.schedule.simulator import Link, Prediction, predict
 
 BOUND_PERCENT = 5.0  # the goal for the prediction's error
 
 
-def on_cores(side: Side, cores: int) -> Side:
-    return dataclasses.replace(side, cores=cores)
-
-
-def check(side: Side) -> Side:
-    """Returns the side. Raises BadInput if it cannot be predicted."""
+def parse(text: str, given: report.Given, K: int, cores: int | None = None) -> side_specs.Side:
+    """The side of a method, on so many cores. Raises BadInput if it cannot be predicted."""
+    common = {"K": K, "model": given.model, "batch_size": given.batch_size}
+    side = side_specs.parse(text, common, "", given.split)
     if side.engine != "pipeline":
         raise BadInput(f"method {side.name}: only pipelines can be predicted. Leave engine out.")
-    return side
+    return dataclasses.replace(side, cores=cores or side.cores)
 
 
-def predicted(side: Side, timed: dict[str, Any]) -> Prediction:
+def predicted(side: side_specs.Side, timed: dict[str, Any]) -> Prediction:
     """The prediction for a process whose stages share its cores."""
-    machine = machines.of_operations(timed, side.method, side.K, side.cores, **machines.copies(timed))
+    alone = timed["alone"]["device"]  # a message takes as long as it took alone
+    copies = {"size": lambda address, op: alone.get(f"send {address.what}/{address.k}", 0.0), "link": Link(0, 1)}
+    machine = machines.of_operations(timed, side.method, side.cores, **copies)
     return predict(side_specs.schedule_of(side), machine)
 
 
 def rows(given: report.Given) -> list[dict[str, Any]]:
     if len(given.K) > 1:
         raise BadInput("--validate takes one --K.")
-    common = {"K": given.K[0], "model": given.model, "batch_size": given.batch_size}
-    sides = [check(side_specs.parse(text, common, "", given.split)) for text in given.method]
-    sides = [on_cores(side, given.cores or side.cores) for side in sides]
+    sides = [parse(text, given, given.K[0]) for text in given.method]
     cores = side_specs.cores_available()
     side_specs.check(sides, len(cores))
     timed: dict[str, list[Any]] = {side.name: [] for side in sides}
-    with started(sides, cores, given.seconds) as workers:
-        for turn, worker in back_and_forth(given.windows, workers):
+    with turns.started(sides, cores, given.seconds) as workers:
+        for turn, worker in turns.back_and_forth(given.windows, workers):
             # A third of a window, so that a slow phase affects both. The host waits for each operation, for some twice.
             timed[worker.side.name].append(worker.time_operations(max(4, math.ceil(worker.batches / 3))))
             worker.window()
-            say(f"turn {turn + 1} of {given.windows}, {worker.side.name}: measured")
+            report.say(f"turn {turn + 1} of {given.windows}, {worker.side.name}: measured")
         return [row(worker, timed[worker.side.name], given) for worker in workers]
 
 
-def row(worker: Worker, timed: Sequence[Any], given: report.Given) -> dict[str, Any]:
+def row(worker: turns.Worker, timed: Sequence[Any], given: report.Given) -> dict[str, Any]:
     """The row of a method. timed: the time of each operation, before each window."""
     found = [predicted(worker.side, each) for each in timed]
     speeds = [worker.side.batch_size / each.seconds for each in found]
-    ratios = over(speeds, worker.column("images_per_second"))
+    measured, last = worker.column("images_per_second"), found[-1]
+    ratios = over(speeds, measured)
     others = worker.column("others_percent"), [each["others_percent"] for each in timed]
     return {
-        "benchmark": "simulate --validate",
-        **worker.about,
-        "windows": given.windows,
-        "seconds": given.seconds,
-        "predicted_images_per_second": rounded(speeds, 2),
-        "measured_images_per_second": rounded(worker.column("images_per_second"), 2),
-        "ratio": median(ratios, 4),
-        "ratio_windows": rounded(ratios, 4),
+        "benchmark": "simulate --validate", **worker.about, "windows": given.windows, "seconds": given.seconds,
+        "predicted_images_per_second": rounded(speeds, 2), "measured_images_per_second": rounded(measured, 2),
+        "ratio": median(ratios, 4), "ratio_windows": rounded(ratios, 4),
         "within_bound": abs(median(ratios, 9) - 1) <= BOUND_PERCENT / 100,
-        "utilisation_percent": rounded([100 * share for share in found[-1].utilisation], 1),
-        "limiting": found[-1].limiting,
+        "utilisation_percent": rounded([100 * share for share in last.utilisation], 1), "limiting": last.limiting,
         "busy_percent": median(worker.column("busy_percent"), 1),
-        "others_percent": max(median(each, 1) for each in others),
-        "operations": timed[-1],
-        "core_numbers": worker.cores,
-        **report.machine(),
-    }
+        "others_percent": max(median(each, 1) for each in others), "operations": timed[-1],
+    }  # fmt: skip
 
 
 COLUMNS: dict[str, report.Cell] = {
@@ -92,9 +79,7 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
-    about = (
-        f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training a "
-        f"method, its operations timed before each: median (least to most), the ratio within a turn. {one['cpu']}, "
-        f"{one['machine_cores']} cores, {report.versions(one)}. {report.disturbed(rows)}"
-    )
-    return f"{report.table(COLUMNS, rows)}\n\n{about}"
+    about = f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training "
+    about += "a method, its operations timed before each: median (least to most), the ratio within a turn. "
+    about += f"{report.place(one)}, {report.versions(one)}. {report.disturbed(rows)}"
+    return report.table(COLUMNS, rows, about)

@@ -6,8 +6,6 @@ only the engine differs from the side data_parallel. This side has huge pages, l
 it has no separate programs for forward and backward pass.
 """
 
-import os
-import platform
 from typing import Any
 
 import jax
@@ -17,19 +15,18 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.harness.serving import clocked
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import bench_worker, serving, side_specs
 from fdg_jax import models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.layers import convolution
-from fdg_jax.machine import huge_pages, programs
+from fdg_jax.machine import programs
 from fdg_jax.recipe import paper_sgd
 from fdg_jax.training.job import cross_entropy
 
 
 class Trainer:
-    def __init__(self, side: Side):
+    def __init__(self, side: side_specs.Side):
         jax.config.update("jax_num_cpu_devices", side.K)
         convolution.PLAIN = side.options["layers"] == "plain"
         self.data, self.size = synthetic.load(), side.batch_size
@@ -57,13 +54,8 @@ class Trainer:
         mesh = Mesh(np.array(jax.devices()[: side.K]), ("replica",))
         everywhere, own = P(), P("replica")
         # check_vma would itself sum the gradients of replicated weights.
-        spread = jax.shard_map(
-            step,
-            mesh=mesh,
-            in_specs=(everywhere, own, everywhere, own, own, everywhere),
-            out_specs=(everywhere, own, everywhere, everywhere),
-            check_vma=False,
-        )
+        given, made = (everywhere, own, everywhere, own, own, everywhere), (everywhere, own, everywhere, everywhere)
+        spread = jax.shard_map(step, mesh=mesh, in_specs=given, out_specs=made, check_vma=False)
         self.step = programs.jit(spread, donate_argnums=(0, 1, 2))
         copies = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (side.K, *leaf.shape)), statistics)
         self.state = jax.device_put((params, copies, optimizer.init(params)))
@@ -71,7 +63,7 @@ class Trainer:
         self.random, self.number = np.random.default_rng(0), 0
 
     def run(self, batches: int) -> dict[str, float]:
-        return clocked(lambda: self.train(batches))
+        return serving.clocked(lambda: self.train(batches))
 
     def train(self, batches: int) -> float:
         """Trains and returns the loss of the last batch. Steps are dispatched one after the other, with one wait at the
@@ -85,13 +77,5 @@ class Trainer:
         return float(jax.block_until_ready((loss, self.state))[0])  # type: ignore[arg-type]
 
     def about(self) -> dict[str, Any]:
-        return {
-            "cuts": [],
-            "blocks": self.blocks,
-            "parameters": self.parameters,
-            "staleness": [0],
-            "python": platform.python_version(),
-            "jax": jax.__version__,
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "huge_pages": huge_pages.on(),
-        }
+        of_network = {"cuts": [], "blocks": self.blocks, "parameters": self.parameters, "staleness": [0]}
+        return {**of_network, **bench_worker.software()}

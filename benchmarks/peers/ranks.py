@@ -4,8 +4,7 @@ import dataclasses
 import os
 import tempfile
 
-from benchmarks.harness import ranks
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import ranks, side_specs
 
 MEETING = "FDG_JAX_PEER_MEETING"  # in the environment of a rank: the file
 
@@ -13,15 +12,16 @@ MEETING = "FDG_JAX_PEER_MEETING"  # in the environment of a rank: the file
 class Ranks(ranks.Ranks):
     """K processes that answer as one."""
 
-    def __init__(self, side: Side):
+    def __init__(self, side: side_specs.Side):
         if side.split is not None:
             side = dataclasses.replace(side, split=cut(side))
         with tempfile.TemporaryDirectory(prefix="fdg_jax-peer-") as folder:
             meeting = {MEETING: os.path.join(folder, "meeting"), "GLOO_SOCKET_IFNAME": "lo"}
-            super().__init__(ranks.of_stages("benchmarks.peers.worker", side, {**os.environ, **meeting}))
+            worker = f"benchmarks.peers.{side.engine}.Trainer"
+            super().__init__(ranks.of_stages(worker, side, {**os.environ, **meeting}))
 
 
-def cut(side: Side) -> str:
+def cut(side: side_specs.Side) -> str:
     """The block numbers at which fdg_jax would cut this network."""
     from fdg_jax import models, split
     from fdg_jax.data.sets import synthetic

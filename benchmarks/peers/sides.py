@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.harness import side_specs
-from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 
 
@@ -30,25 +29,17 @@ class Peer(NamedTuple):
     gpu: bool = False
 
 
-LAYOUT = {"layout": "channels-last", "onednn": True}
+LAYOUT = {"layout": "channels-last"}
 PEERS = {
-    "torch": Peer(
-        "PyTorch, one process (graph: on a GPU, a step as one CUDA graph)", "torch_bp", "torch", False,
-        {"threads": 1, **LAYOUT, "graph": False}, gpu=True,
-    ),
+    "torch": Peer("PyTorch, one process (graph: on a GPU, a step as one CUDA graph)", "torch_bp", "torch", False,
+                  {"threads": 1, **LAYOUT, "graph": False}, gpu=True),
     "torch-ddp": Peer("DistributedDataParallel, K processes, gloo", "torch_ddp", "torch", True, LAYOUT),
-    "torch-pipeline": Peer(
-        "torch.distributed.pipelining, K processes, gloo", "torch_pipeline", "torch", True,
-        {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT},
-    ),
+    "torch-pipeline": Peer("torch.distributed.pipelining, K processes, gloo", "torch_pipeline", "torch", True,
+                           {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT}),
     "jax-shard-map": Peer("one jax.jit over jax.shard_map, K devices", "jax_shard_map", "jax", False,
                           {"layers": "cured"}),
 }  # fmt: skip
-CHOICES = {
-    "layers": side_specs.CHOICES["layers"],
-    "layout": ("channels-last", "contiguous"),
-    "schedule": ("gpipe", "1f1b"),
-}
+CHOICES = {"layers": ("cured", "plain"), "layout": ("channels-last", "contiguous"), "schedule": ("gpipe", "1f1b")}
 REQUIREMENTS = "requirements-peers.txt"
 
 
@@ -65,7 +56,7 @@ def shown(value: Any) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
+def parse(text: str, common: dict[str, Any], xla: str, split: str) -> side_specs.Side:
     """Reads a side: a peer, or one of fdg_jax. Arguments as for `side_specs.parse`."""
     name, *words = text.split(":")
     if name not in PEERS:
@@ -80,10 +71,10 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     cut = options.pop("split", None)
     common = {name: common[name] for name in ("model", "batch_size", "dtype", "precision") if name in common}
     return check(
-        Side(
+        side_specs.Side(
             name=text, method=name, K=K, cores=options.get("threads", K), engine=peer.module, device=device,
             split=cut if cut is None else cut or split, xla=xla if peer.needs == "jax" else "", options=options,
-            worker="benchmarks.peers.worker", **common,
+            worker=f"benchmarks.peers.{'ranks.Ranks' if peer.processes else f'{peer.module}.Trainer'}", **common,
         )
     )  # fmt: skip
 
@@ -96,22 +87,20 @@ def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
     return key, side_specs.typed(side, key, value, peer.options[key], CHOICES.get(key, ()), least=1)
 
 
-def check(side: Side) -> Side:
+def check(side: side_specs.Side) -> side_specs.Side:
     """Returns the side. Raises BadInput if the peer cannot train its network or batch."""
     if PEERS[side.method].needs == "torch":
         network(side.model)
     if side.options.get("graph") and side.device != "gpu":
         raise BadInput(f"side {side.name}: a CUDA graph needs a GPU. Leave graph out, or use --device gpu.")
     if side.method in ("torch-ddp", "jax-shard-map") and side.batch_size % side.K:
-        fact = f"{side.K} replicas cannot have equal parts of {side.batch_size} images"
-        raise BadInput(f"side {side.name}: {fact}. Use a multiple of {side.K} as --batch-size.")
+        raise BadInput(f"side {side.name}: {side.K} replicas have equal parts. Use a multiple as --batch-size.")
     if side.method == "torch-pipeline":
         M = side.options["micro_batches"]
         if side.batch_size % M:
             raise BadInput(f"side {side.name}: {M} micro-batches do not divide {side.batch_size} images evenly.")
         if M < side.K or side.K < 2:
-            fact = f"a pipeline of {side.K} processes and {M} micro-batches has nothing to overlap"
-            raise BadInput(f"side {side.name}: {fact}. Use --K 2 or more and at least as many micro-batches.")
+            raise BadInput(f"side {side.name}: nothing overlaps. Use --K 2 or more and at least as many micro-batches.")
     return side
 
 
@@ -128,7 +117,7 @@ def network(model: str) -> tuple[str, int, int]:
     return family, (depth - rest) // 6, k
 
 
-def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]]:
+def available(sides: Sequence[side_specs.Side], python: str) -> tuple[list[side_specs.Side], list[str]]:
     """Finds the sides that can run here.
 
     Arguments:
@@ -139,12 +128,11 @@ def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]
     Raises:
         BadInput: the interpreter cannot be run, or the first side, with which all are compared, is missing.
     """
-    kept, missing = list[Side](), list[str]()
+    kept, missing = list[side_specs.Side](), list[str]()
     for side in sides:
-        peer = PEERS.get(side.method)
-        if peer is None or peer.needs == "jax" or has(python or sys.executable, peer.needs):
-            torch = peer is not None and peer.needs == "torch"
-            kept.append(replace(side, interpreter=python) if torch else side)
+        torch = side.method in PEERS and PEERS[side.method].needs == "torch"
+        if not torch or has(python or sys.executable, "torch"):
+            kept.append(replace(side, interpreter=python if torch else ""))
             continue
         way_out = f"Install {REQUIREMENTS} into an environment and name its interpreter with --python."
         missing.append(f"Side {side.name} is skipped: {python or 'this interpreter'} has no PyTorch. {way_out}")

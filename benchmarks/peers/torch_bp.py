@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.harness.serving import clocked
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import serving, side_specs
 from benchmarks.peers import torch_net, torch_recipe
 from fdg_jax.errors import BadInput
 
@@ -17,7 +16,7 @@ WARM_STEPS = 5  # before a step is recorded, to make the optimizer's state
 
 
 class Trainer:
-    def __init__(self, side: Side):
+    def __init__(self, side: side_specs.Side):
         if side.device == "gpu" and not torch.cuda.is_available():
             raise BadInput("PyTorch finds no GPU here")
         torch_recipe.settle(side)
@@ -31,7 +30,7 @@ class Trainer:
             self.step = self.recorded()
 
     def run(self, batches: int) -> dict[str, float]:
-        return clocked(lambda: self.train(batches))
+        return serving.clocked(lambda: self.train(batches))
 
     def train(self, batches: int) -> float:
         """Trains and returns the loss of the last batch; reading the loss waits until all is computed."""

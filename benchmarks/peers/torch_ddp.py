@@ -11,8 +11,7 @@ import os
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness.ranks import RANK
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import serving, side_specs
 from benchmarks.peers import torch_bp, torch_recipe
 from benchmarks.peers.ranks import MEETING
 
@@ -20,8 +19,8 @@ from benchmarks.peers.ranks import MEETING
 class Trainer(torch_bp.Trainer):
     """A rank."""
 
-    def __init__(self, side: Side):
-        rank = int(os.environ[RANK])
+    def __init__(self, side: side_specs.Side):
+        rank = int(os.environ[serving.RANK])
         super().__init__(side)
         self.batches = torch_recipe.Batches(side, side.batch_size // side.K, seed=rank)
         dist.init_process_group("gloo", init_method=f"file://{os.environ[MEETING]}", rank=rank, world_size=side.K)

@@ -14,9 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from benchmarks.harness.ranks import RANK
-from benchmarks.harness.serving import clocked
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness import serving, side_specs
 from benchmarks.peers import torch_net, torch_recipe
 from benchmarks.peers.ranks import MEETING
 
@@ -41,8 +39,8 @@ class Part(nn.Sequential):
 class Trainer:
     """A rank, which is stage k = rank + 1."""
 
-    def __init__(self, side: Side):
-        rank, K = int(os.environ[RANK]), side.K
+    def __init__(self, side: side_specs.Side):
+        rank, K = int(os.environ[serving.RANK]), side.K
         self.first, self.last = rank == 0, rank == K - 1
         torch_recipe.settle(side, seed=rank)
         self.batches = torch_recipe.Batches(side, side.batch_size)
@@ -59,7 +57,7 @@ class Trainer:
         self.schedule = SCHEDULES[side.options["schedule"]](stage, side.options["micro_batches"], torch_recipe.loss)
 
     def run(self, batches: int) -> dict[str, float]:
-        return clocked(lambda: self.train(batches))
+        return serving.clocked(lambda: self.train(batches))
 
     def train(self, batches: int) -> float:
         """Trains and returns the mean loss of the last batch's micro-batches; 0 on all ranks but the last."""

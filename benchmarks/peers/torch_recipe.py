@@ -22,9 +22,8 @@ LEARNING_RATE = 0.01  # as for fdg_jax's sides
 
 
 def settle(side: Side, seed: int = 0) -> None:
-    """Sets the threads, oneDNN and the seed of this process, before anything is computed."""
+    """Sets the threads and the seed of this process, before anything is computed."""
     torch.set_num_threads(side.options.get("threads", 1))
-    torch.backends.mkldnn.enabled = side.options["onednn"]
     for products in (torch.backends.cuda.matmul, torch.backends.cudnn):
         products.allow_tf32 = side.precision != "highest"
     torch.manual_seed(seed)
@@ -100,12 +99,6 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
     """The facts to report besides the side itself. blocks: all blocks of the network, even if only some train in this
     process."""
-    return {
-        "cuts": [],
-        "blocks": len(blocks),
-        "parameters": sum(parameter.numel() for block in blocks for parameter in block.parameters()),
-        "staleness": [0],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "huge_pages": huge_pages.on(),
-    }
+    parameters = sum(parameter.numel() for block in blocks for parameter in block.parameters())
+    software = {"python": platform.python_version(), "torch": torch.__version__, "huge_pages": huge_pages.on()}
+    return {"cuts": [], "blocks": len(blocks), "parameters": parameters, "staleness": [0], **software}
