@@ -18,7 +18,7 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
         devices = [Device(platform, n, platform) for n in range(found)]
         shared = [devices[k * found // options["K"]] for k in range(options["K"])]
         remark = "stages share" if found < options["K"] else ""
-        monkeypatch.setattr(jobs.devices, "stage_devices", lambda K, **_: (shared, remark))
+        monkeypatch.setattr(jobs.devices, "stage_devices", lambda K, *_: (shared, remark))
         used, places, said = jobs.choose_engine(Config(**options), methods.find(options["method"]))
         assert len(places) == options["K"]
         return used.engine, said

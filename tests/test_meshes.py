@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import Mesh
-from small import CLASSES, batches, cross_entropy, mostly_slow
+from small import CLASSES, batches, cross_entropy
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -147,8 +147,9 @@ def cut(layout, **options):
     return ours.init(jax.random.key(0), WIDE[0])
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["fdg", "gpipe", "corrected", "more", "delay line", "scan"], "fdg"))
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, "both"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fdg", "gpipe", "corrected", "more", "delay line", "scan"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_that_are_cut_train_as_whole_ones_and_each_device_has_its_part_of_them(layout, kind):
     with jax.enable_x64(True):
         one, ours = cut(None, **KINDS[kind]), cut(layout, **KINDS[kind])
@@ -182,7 +183,6 @@ class CutNNX(nnx.Module):
         return self.back(jnp.tanh(self.wide(x)))
 
 
-@pytest.mark.slow
 def test_modules_of_nnx_are_cut_too():
     found = []
     for device in jax.devices()[0], Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "tensor")):

@@ -27,7 +27,7 @@ from fdg_jax.errors import BadInput
 KEYWORDS = {
     *("stages", "loss", "optimizer", "method", "beta", "correct", "learning_rate", "momentum", "devices", "engine"),
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
-    *("variables", "split", "K", "gradient_norms", "ema"),
+    *("variables", "split", "K", "gradient_norms", "ema", "axis_rules"),
 }
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
 LONGEST = 2**16  # characters of a text; a note may name several files
