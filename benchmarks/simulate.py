@@ -73,8 +73,7 @@ def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -
     blocks = models.blocks(side.model, classes)
     links, processes = network(given, side.K)
     shared: dict[str, Any] = {"link": links, "processes": processes, "run_ahead": RUN_AHEAD}
-    if given.host_microseconds:
-        shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
+    shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
     if given.times != "measured":
         times = machines.read(given.times, len(blocks))
         cuts = cuts_of(side, len(blocks), times)
@@ -86,9 +85,12 @@ def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -
     shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, image)
     shared["size"] = machines.sizes(shapes.messages)
     if times is None:
-        made = machines.of_operations(timed, side.method, None)
-        return made._replace(**{"host_seconds": lambda kind, k: 0, "patient": False, **shared}), cuts, shapes
-    return machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared), cuts, shapes
+        made = machines.of_operations(timed, side.method, None)._replace(patient=False, **shared)
+    else:
+        made = machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared)
+    several = side.K > 1 and not methods.find(side.method).places
+    R = given.replicas * (side.K if len(given.replicas) == 1 else 1) if several else [1] * side.K
+    return made.replicated(R, shapes.weights, machines.link(given.within)), cuts, shapes
 
 
 def programs_of(side: side_specs.Side) -> str:
@@ -124,7 +126,7 @@ def row(
     if not device.spread:
         lost = round(100 * (1 - predict(schedule, device._replace(link=NO_LINK)).seconds / found.seconds), 1)
     about = {name: getattr(side, name) for name in ("method", "model", "batch_size", "K")}
-    about |= {name: getattr(given, name) for name in ("link", "times", "host_microseconds")}
+    about |= {name: getattr(given, name) for name in ("link", "within", "replicas", "times", "host_microseconds")}
     return {
         "side": side.name, **about, "cuts": list(cuts), "processes": len(set(device.processes)),
         "images_per_second": round(side.batch_size / found.seconds, 2),
@@ -144,8 +146,7 @@ COLUMNS: dict[str, report.Cell] = {
     "over BP on one": "{over_bp:.3f}", "stages busy": lambda r: report.percents(r["utilisation_percent"]),
     "bubble": "{bubble_percent:.0f}%",
     "links busy": lambda r: ", ".join(f"{pair}: {share:.0f}%" for pair, share in r["link_percent"].items()) or "none",
-    "lost to links":
-        lambda r: "–" if r["lost_to_links_percent"] is None else f"{r['lost_to_links_percent']:.0f}%",
+    "lost to links": lambda r: "–" if r["lost_to_links_percent"] is None else f"{r['lost_to_links_percent']:.0f}%",
     "limited by": "{limiting}",
     "memory of the stages MB": lambda r: ", ".join(f"{size / 1e6:.0f}" for size in r["memory_bytes"]) or "–",
 }  # fmt: skip
@@ -157,10 +158,10 @@ def table(rows: report.Rows, given: report.Given) -> str:
     times = f"a core of {rows[0]['cpu']}" if given.times == "measured" else f"`{given.times}`"
     where = f" ({given.processes} processes)" if given.processes > 1 else ""
     about = (
-        f"Predicted: {given.model}, batch {given.batch_size}, link {given.link}{where}, times of {times}, "
-        f"{given.host_microseconds:g} us of the host a dispatch, at most {RUN_AHEAD} losses unread. Limited by: "
-        f"the slowest stage, the busiest link or the host, if it alone explains the time; else stages wait for each "
-        f"other. Memory without XLA's temporary buffers (fdg_jax.engine.memory)."
+        f"Predicted: {given.model}, batch {given.batch_size}, link {given.link}{where}, {given.replicas} devices a "
+        f"stage (link {given.within}), times of {times}, {given.host_microseconds:g} us of the host a dispatch, at "
+        f"most {RUN_AHEAD} losses unread. Limited by: the slowest stage, the busiest link or the host, if it alone "
+        f"explains the time; else stages wait for each other. Memory without XLA's temporary buffers."
         + (f" {report.disturbed(rows)}" if given.times == "measured" else "")
     )
     return report.table(COLUMNS, rows, about)
@@ -174,6 +175,8 @@ def parser() -> report.Parser:
     link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (without units us and GB/s)"
     add("--link", default="none", help=link)
     add("--processes", type=report.positive, default=1, help="number of processes, each with a host (default 1)")
+    add("--replicas", type=report.positive, nargs="+", default=[1], help="devices of each stage: R, or R_1 ... R_K")
+    add("--within", default="none", help="the link between the devices of a stage, as --link (default none)")
     add("--times", default="measured", help="measured (default) or a file of block times")
     add("--host-microseconds", type=float, default=0.0, help="time of the host thread per dispatch (default 0)")
     add("--validate", action="store_true", help="compare the prediction with training on this machine")

@@ -34,6 +34,16 @@ def stages(**seconds):
 
 
 @pytest.mark.slow
+def test_a_stage_of_several_devices_takes_its_part_of_the_time_and_sums_its_gradients_over_a_ring():
+    seconds = {"F": 8, "B": 16, "U": 1}
+    one = Machine(lambda kind, k: Fraction(seconds.get(kind, 0)), lambda address, op: Fraction(12))
+    ours = one.replicated([4, 1], [6, 6], Link(Fraction(1, 2), Fraction(1, 3)))
+    assert [ours.seconds(kind, 1) for kind in "FBU"] == [2, 4 + 6 * (Fraction(6, 12) + Fraction(1, 2)), 1]
+    assert [ours.seconds(kind, 2) for kind in "FBU"] == [8, 16, 1]
+    # Where all that is sent is free, R devices of both stages make a tick 1/R as long, but for the update.
+    assert predict(methods.find("fdg").schedule(2), one.replicated([2, 2], [0, 0], Link())).seconds == 12 + 1
+
+
 def test_without_links_and_with_even_stages_it_is_the_ideal_time_exactly():
     for name in methods.names():
         for K in (1, 2, 3, 7):

@@ -68,6 +68,36 @@ class Machine(NamedTuple):
         """The link between stages k and j. Where they are no neighbours, it is as slow as the slowest on the way."""
         return self.link if isinstance(self.link, Link) else slowest(self.link[min(k, j) - 1 : max(k, j) - 1])
 
+    def replicated(self, R: Sequence[int], gradients: Sequence[Number], within: Link) -> "Machine":
+        """This machine with R[k-1] devices for stage k, each of which computes its part of a batch.
+
+        The best case: an operation takes 1/R of its time, and so many links between two stages carry a message as the
+        stage with fewer devices has. Every device makes the whole update. After a backward pass the gradients are
+        summed over a ring, in which each device sends 2(R-1)/R of their bytes.
+
+        Arguments:
+            R: the devices of stages k = 1..K.
+            gradients: bytes of each stage's gradients.
+            within: the link between neighbouring devices of a stage.
+
+        Raises:
+            BadInput: R and gradients are not of the same stages.
+        """
+        if len(R) != len(gradients):
+            raise BadInput(f"{len(R)} numbers of devices for K={len(gradients)} stages: give one for each stage.")
+
+        def seconds(kind: str, k: int) -> Number:
+            r, taken = R[k - 1], self.seconds(kind, k)
+            if kind == "U" or r == 1:
+                return taken
+            steps = 2 * (r - 1) if kind == "B" else 0
+            return taken / r + steps * (gradients[k - 1] * within.seconds_per_byte / r + within.latency_seconds)
+
+        def size(address: Address, op: Op) -> Number:
+            return self.size(address, op) / min(R[address.k - 1], R[op.k - 1])
+
+        return self._replace(seconds=seconds, size=size)
+
     def process(self, k: int) -> int:
         """The process whose host dispatches what stage k does."""
         return self.processes[k - 1] if self.processes else 0
