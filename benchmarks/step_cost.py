@@ -30,7 +30,6 @@ LATE_CASES = [
     ("transformer8x64", 32, 128, 5), ("transformer8x64", 16, 64, 5), ("resnet20", 128, 32, 5), ("resnet20", 64, 32, 5)
 ]  # fmt: skip
 LATE_K = 8
-Step = Callable[[], Any]
 
 
 class MLP(nn.Module):
@@ -49,7 +48,7 @@ def drawn(name: str, n: int, size: int) -> tuple[Sequence[nn.Module], Batch]:
     return [MLP()], (x, np.arange(n, dtype=np.int32) % 10)
 
 
-def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Step, Step]:
+def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[], Any], ...]:
     """The plain step and the one of `Pipeline`."""
     optimizer, cut = optax.sgd(0.1, momentum=0.9), "even" if len(blocks) > 1 else None
     made = fdg_jax.Pipeline(blocks, cross_entropy, optimizer, "bp", K=1, split=cut).init(jax.random.key(0), batch)
@@ -61,7 +60,7 @@ def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Step, Step]:
     return plain_step(blocks, batch, optimizer), stepped
 
 
-def of_late(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Step, Step]:
+def of_late(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[], Any], ...]:
     """The plain step with AdamW, and with AdamW that is late."""
     chain, n = optax.adamw(1e-4), len(blocks)
     stage_of = {split.block_name(i): i * LATE_K // n + 1 for i in range(n)}
