@@ -110,8 +110,9 @@ class HostEngine(Engine):
         """Enters one batch of n examples. inputs: None if this process makes nothing of them."""
         for part, size in enumerate(self._micro_batches.sizes(n), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
-        x = self.stage_1_inputs(inputs, labels, self.entered)
-        parts = self._micro_batches.enter(x, self.loss_labels(inputs, labels, self.entered), n)
+        batch = inputs, labels, self.entered
+        # No name for the inputs: the whole batch would stay on the device beside its parts.
+        parts = self._micro_batches.enter(self.stage_1_inputs(*batch), self.loss_labels(*batch), n)
         self.within_tick = True
         self.entered += 1
         self.loop.feed(parts)
