@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Schedule
-from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, slowest
+from fdg_jax.schedule.hardware import NO_LINK, Link, Machine, ring_seconds, slowest
 
 # Seconds and bytes per second in one direction. PCIe 3.0 x16 gives about 12 of its 15.75 GB/s. NVLink 2.0 with two
 # links (V100, neighbours) has 50 GB/s, of which transfers reach about nine tenths.
@@ -99,7 +99,7 @@ def of_blocks(
         own = times.auxiliary * aux if k < K else 0.0
         taken = (f * sum(times.F[a:b]) + back * sum(times.B[a:b]) + own) / parts
         if kind == "B" and method.places and K > 1:
-            taken += 2 * (K - 1) / K * weights[k - 1] * wire.seconds_per_byte + 2 * (K - 1) * wire.latency_seconds
+            taken += ring_seconds(K, weights[k - 1], wire)
         return taken
 
     if method.places:

@@ -204,10 +204,10 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
 
 def check_rules(rules: Any) -> tuple[tuple[str, Any], ...]:
     """The value of `axis_rules=`. Raises BadInput unless it has pairs of names."""
-    pairs = tuple(map(tuple, rules)) if all(isinstance(pair, list | tuple) for pair in rules) else ((),)
-    if not all(len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+    listed = isinstance(rules, list | tuple) and all(isinstance(pair, list | tuple) for pair in rules)
+    if not listed or not all(len(pair) == 2 and isinstance(pair[0], str) for pair in rules):
         raise BadInput(f"axis_rules={rules!r}: each rule is a pair of names. Write (('hidden', 'tensor'),), say.")
-    return pairs
+    return tuple(map(tuple, rules))
 
 
 def check_key(key: Any, fact: str, use: str) -> None:

@@ -42,7 +42,7 @@ from fdg_jax.stages.preprocessing import preprocessed
 from fdg_jax.stages.shapes import describe, examples, shape_of
 from fdg_jax.stages.sharded import first_variables, shardings
 from fdg_jax.stages.stage import Stage
-from fdg_jax.stages.tracing import trace_forward, trace_or_refuse
+from fdg_jax.stages.tracing import TracedModule, trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
 from fdg_jax.transport.devices import MeshPlace, Place, all_here, check_no_mesh, is_here
 
@@ -144,17 +144,8 @@ class Configuration:
         self.check_sown([seen.compute for seen in shapes.stages])
         self.check_parts(shapes)
         for k, (module, seen, init) in enumerate(zip(self.stages, shapes.stages, shapes.inits, strict=True), 1):
-            stage_key, correction, place = jax.random.fold_in(key, k), corrected[k - 1], self.places[k - 1]
-            # Each process makes the variables of its own stages only, and no device has to hold those of all stages.
-            here = any(map(is_here, place.devices))
-            on_parts = isinstance(place, MeshPlace)
-            cut = shardings(k, place.mesh, seen.axes, seen.variables, self.axis_rules) if on_parts else None
-            given = variables is not None
-            made = first_variables(init, stage_key, cut, given) if here else jax.eval_shape(init, stage_key)
-            if seen.draws:
-                made["rng"] = raw_key(jax.random.fold_in(stage_key, 1))
-            if is_here(place.device) and cut is None:
-                made = jax.device_put(made, place.device)
+            stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
+            made = self.first_variables(k, seen, init, stage_key, given=variables is not None)
             spec = Spec(
                 k=k,
                 K=self.K,
@@ -185,6 +176,22 @@ class Configuration:
         if not all_here(self.places):
             notices.check_same(self.settings(key, specs))
         return specs, example
+
+    def first_variables(self, k: int, seen: TracedModule, init: Any, key: jax.Array, given: bool) -> dict[str, Tree]:
+        """The first variables of stage k, on its devices; as shapes, if these belong to another process.
+
+        Each process makes the variables of its own stages only, and no device has to hold those of all stages.
+
+        seen, init: of `check_shapes`. key: of the stage. given: whether the caller gave the variables.
+        """
+        place, cut = self.places[k - 1], None
+        if isinstance(place, MeshPlace):
+            cut = shardings(k, place.mesh, seen.axes, seen.variables, self.axis_rules)
+        here = any(map(is_here, place.devices))
+        made = first_variables(init, key, cut, given) if here else jax.eval_shape(init, key)
+        if seen.draws:
+            made["rng"] = raw_key(jax.random.fold_in(key, 1))
+        return jax.device_put(made, place.device) if is_here(place.device) and cut is None else made
 
     def check_replicas(self, n: int) -> None:
         """Raises BadInput if the devices of a stage do not divide a batch, or micro-batch, of n examples. A method that

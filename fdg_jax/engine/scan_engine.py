@@ -180,7 +180,7 @@ class ScanEngine(Engine):
         inputs, labels = self.place.put_batch((inputs, labels))
         x, labels = self.preprocessed(inputs, labels, np.int32(step))
         for k, (functions, state) in enumerate(zip(self.functions, self.run.stages, strict=True), 1):
-            number, x = look(programs.jit(functions.forward), state, self.problem.places[0], x, labels)
+            number, x = look(programs.jit(functions.forward), state, self.place, x, labels)
             if number:
                 return Nonfinite(k, WHAT[number])
         return None

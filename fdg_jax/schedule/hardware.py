@@ -34,6 +34,11 @@ def slowest(links: Sequence[Link]) -> Link:
     )
 
 
+def ring_seconds(n: int, size: Number, link: Link) -> Number:
+    """How long n devices take to sum an array of `size` bytes over a ring: each sends 2(n-1) times 1/n of it."""
+    return 2 * (n - 1) * (size * link.seconds_per_byte / n + link.latency_seconds)
+
+
 class Machine(NamedTuple):
     """How long everything takes, in seconds, and what is shared.
 
@@ -73,7 +78,7 @@ class Machine(NamedTuple):
 
         The best case: an operation takes 1/R of its time, and so many links between two stages carry a message as the
         stage with fewer devices has. Every device makes the whole update. After a backward pass the gradients are
-        summed over a ring, in which each device sends 2(R-1)/R of their bytes.
+        summed over a ring.
 
         Arguments:
             R: the devices of stages k = 1..K.
@@ -90,8 +95,7 @@ class Machine(NamedTuple):
             r, taken = R[k - 1], self.seconds(kind, k)
             if kind == "U" or r == 1:
                 return taken
-            steps = 2 * (r - 1) if kind == "B" else 0
-            return taken / r + steps * (gradients[k - 1] * within.seconds_per_byte / r + within.latency_seconds)
+            return taken / r + (ring_seconds(r, gradients[k - 1], within) if kind == "B" else 0)
 
         def size(address: Address, op: Op) -> Number:
             return self.size(address, op) / min(R[address.k - 1], R[op.k - 1])

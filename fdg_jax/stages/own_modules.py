@@ -24,6 +24,7 @@ from fdg_jax.stages.functions import ComputeOptions, functions, key_shape, loss_
 from fdg_jax.stages.preprocessing import Preprocess, preprocessed
 from fdg_jax.stages.reported import joined, taken
 from fdg_jax.stages.shapes import describe, shape_of, zeros
+from fdg_jax.stages.sharded import unboxed
 from fdg_jax.stages.switches import WAY_OUT, Untold, refusal
 from fdg_jax.stages.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
 from fdg_jax.stages.update import states_of
@@ -154,7 +155,7 @@ def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callabl
     if seen.init_sees_inputs:
         fact = f"{who}: its first variables depend on the values of its inputs, and here they are made of shapes alone"
         raise BadInput(f"{fact}. Initialise the modules yourself and give init(key, example, variables).")
-    return lambda key: seen.init(key, zeros(seen.x))
+    return lambda key: unboxed(seen.init(key, zeros(seen.x)))
 
 
 def check_trainable(who: str, params: Tree) -> None:

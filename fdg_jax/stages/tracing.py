@@ -81,7 +81,7 @@ class TracedModule(NamedTuple):
     kept: the arrays in its stripped VJP closure.
     compute: how it is computed, with the random streams and the sown losses that were found.
     forward: the trace of its training forward pass, whose last results are `kept`.
-    init: the jitted function (key, inputs) -> its variables.
+    init: the jitted function (key, inputs) -> its variables, with the names of their axes (Flax's boxes).
     axes: the names of the axes of its variables (fdg_jax.stages.sharded).
     init_sees_inputs: whether the variables may depend on the values of the inputs.
     """
@@ -112,17 +112,16 @@ class TracedModule(NamedTuple):
 
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
-    # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-    def boxed(key, x):
+
+    @programs.jit  # one dispatch instead of one an initialiser, and no example has to be computed for stage k
+    def init(key, x):
         with naming():
             return unfreeze(init_variables(module, key, compute.precision.example(x)))
 
-    boxed = programs.jit(boxed)
-    traced = boxed.trace(jax.eval_shape(jax.random.key, 0), x)
+    traced = init.trace(jax.eval_shape(jax.random.key, 0), x)
     sees_inputs = any(bits > 1 for bits in dependences(traced.jaxpr.jaxpr))  # the first argument is the key
     found = shape_of(traced.out_info)
     variables, axes = unboxed(found), axes_of(found)
-    init = programs.jit(lambda key, x: unboxed(boxed(key, x)))
     params, extra = split_variables(variables)
     if compute.loss_draws:
         extra = {**extra, "rng": key_shape()}

@@ -208,7 +208,7 @@ def built(
         loss=cross_entropy,
         optimizer=recipe.optimizer(options.optimizer, schedule, **values(options, OF_RECIPE)),
         devices=stage_devices,
-        axis_rules=[*TENSOR * (options.tensor > 1), *FSDP * options.fsdp],
+        axis_rules=[*(TENSOR if options.tensor > 1 else ()), *(FSDP if options.fsdp else ())],
         guard=True,
         preprocess=dataset.train_transform(options.seed),
         learning_rate=schedule,

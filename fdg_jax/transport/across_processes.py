@@ -8,11 +8,12 @@ nor receives.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op
@@ -126,8 +127,7 @@ def put(value: Tree, device: Any) -> Tree:
 
 
 def copy(value: Tree, like: Tree, source: Place, target: Place) -> Tree:
-    """Copies a tree of arrays [batch, ...] from one process to another, each part of a batch from a device that has it
-    to the first one that needs it. Every process has to call it.
+    """Copies a tree of arrays [batch, ...] from one process to another. Every process has to call it.
 
     Arguments:
         value: the arrays, on the source; None in processes other than the source's.
@@ -138,31 +138,35 @@ def copy(value: Tree, like: Tree, source: Place, target: Place) -> Tree:
     """
     shapes, structure = jax.tree.flatten(like)
     leaves = [None] * len(shapes) if value is None else structure.flatten_up_to(value)
-    pieces, ends = list[Any](), list[Any]()
-    for leaf, shape in zip(leaves, shapes, strict=True):
-        if shape.dtype == jax.dtypes.float0:  # a cotangent of integers has no content
-            continue
-        senders = [device for device, _ in parts(source, shape)]
-        for i, (end, index) in enumerate(parts(target, shape)):
-            pieces.append(piece(leaf, shape, index, senders[i % len(senders)]))
-            ends.append(SingleDeviceSharding(end))
-    # One by one: if they went together, two processes might count pieces between other devices in another order.
-    copied = iter([jax.device_put(each, end) for each, end in zip(pieces, ends, strict=True)])
+    arrived = [copy_array(leaf, shape, source, target) for leaf, shape in zip(leaves, shapes, strict=True)]
+    return structure.unflatten(arrived) if is_here(target.device) else None
+
+
+def copy_array(value: Any, like: Any, source: Place, target: Place) -> Any:
+    """Copies an array as `copy`: each part of it from a device that has it to the first one that needs it."""
+    if like.dtype == jax.dtypes.float0:  # a cotangent of integers has no content
+        return np.zeros(like.shape, like.dtype)
+    sharding = target.of_batch(like)
+    senders, ends = parts(source.of_batch(like), like.shape), parts(sharding, like.shape)
+    pieces = []
+    for i, (index, devices) in enumerate(ends):
+        _, (sender, *_) = senders[i % len(senders)]
+        # One by one: if they went together, two processes might count pieces between other devices in another order.
+        pieces.append(jax.device_put(piece(value, like, index, sender), SingleDeviceSharding(devices[0])))
     if not is_here(target.device):
         return None
-    return structure.unflatten([
-        np.zeros(shape.shape, shape.dtype)
-        if shape.dtype == jax.dtypes.float0
-        else joined(target, shape, [next(copied) for _ in parts(target, shape)])
-        for shape in shapes
-    ])
+    if len(target.devices) == 1:
+        return pieces[0]
+    arrays = [put(array, device) for array, (_, devices) in zip(pieces, ends, strict=True) for device in devices]
+    return jax.make_array_from_single_device_arrays(like.shape, sharding, arrays)
 
 
-def parts(place: Place, shape: Any) -> list[tuple[Any, tuple[slice, ...]]]:
-    """The different parts of a batch array on a place: (the first device that has it, where it lies in the array)."""
-    found: dict[str, tuple[Any, tuple[slice, ...]]] = {}
-    for device, index in place.of_batch(shape).devices_indices_map(shape.shape).items():
-        found.setdefault(str(index), (device, index))
+@cache
+def parts(sharding: Sharding, shape: tuple[int, ...]) -> list[tuple[tuple[slice, ...], list[Any]]]:
+    """The different parts of an array: (where a part lies in the array, the devices that have it)."""
+    found: dict[str, tuple[tuple[slice, ...], list[Any]]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        found.setdefault(str(index), (index, []))[1].append(device)
     return list(found.values())
 
 
@@ -175,18 +179,6 @@ def piece(leaf: Any, shape: Any, index: tuple[slice, ...], device: Any) -> jax.A
     if device in shards and str(shards[device].index) == str(index):
         return shards[device].data
     return jax.device_put(leaf[index], device)
-
-
-def joined(place: Place, shape: Any, pieces: Sequence[jax.Array]) -> jax.Array:
-    """An array on a place, of its different parts on the first devices that have them."""
-    sharding, by_index = place.of_batch(shape), {}
-    for (_, index), array in zip(parts(place, shape), pieces, strict=True):
-        by_index[str(index)] = array
-    arrays = [
-        jax.device_put(by_index[str(index)], device)
-        for device, index in sharding.devices_indices_map(shape.shape).items()
-    ]
-    return jax.make_array_from_single_device_arrays(shape.shape, sharding, arrays)
 
 
 def absent(like: Any, device: Any) -> jax.Array:
