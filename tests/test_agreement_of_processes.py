@@ -137,7 +137,7 @@ class Awaited:
         monkeypatch.setattr(policies.os, "_exit", self.ended.append)
         self.unfinished = UnfinishedOperations()
         self.dog = policies.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, [0, 1], 0)
-        self.now = self.dog.looked
+        self.now = self.dog.looked = 1000.0  # a whole number: ten steps of a second are ten seconds
         self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
 
     def look(self, seconds):
