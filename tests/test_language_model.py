@@ -39,6 +39,8 @@ def test_the_optimizer_brings_its_own_defaults_and_given_ones_are_kept():
     assert given == {"optimizer", "learning_rate"}
     options, _ = cli.parse(["--lr-schedule", "paper"], language_model.PROGRAM)
     assert options.warmup_steps == 0  # that schedule has a warm-up of its own
+    options, given = cli.parse(["--method", "bp"], language_model.PROGRAM)
+    assert (options.K, given) == (1, {"method"}) and cli.parse(["--method", "bp", "--K", "3"], cifar.PROGRAM)[0].K == 3
     options, _ = cli.parse([], cifar.PROGRAM)
     assert all(getattr(options, name) == FIELDS[name].default for name in FIELDS)
 

@@ -42,7 +42,8 @@ class Common:
     )
     K: int = option(
         2, "Number of stages K that the network is cut into, one device for each. With fdg, stage k gets the gradient "
-        "of a batch 2(K-k) ticks after its forward pass (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
+        "of a batch 2(K-k) ticks after its forward pass (Fig. 1). 1 is ordinary BP, and the default of bp without "
+        "--split. The paper uses 2, 3 and 4.",
         inside="[1, 10000]", use="1 (plain BP) to 10000: every stage needs a block of the model", group="method"
     )
     engine: Literal["auto", "pipeline", "delay-line"] = option(
@@ -386,9 +387,12 @@ def own_defaults(optimizer: Any) -> Mapping[str, Any]:
 
 def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a command line sets. Given ones take precedence over the command's defaults, and these over the
-    optimizer's. The paper's schedule has its own warm-up, so it ignores the command's. Files of tokens have a data set
-    of their own, in which steps count, as an epoch may be longer than any run."""
+    optimizer's. Plain BP has no use for stages, so it has one. The paper's schedule has its own warm-up, so it ignores
+    the command's. Files of tokens have a data set of their own, in which steps count, as an epoch may be longer than
+    any run."""
     found = {**defaults, **given}
+    if found.get("method") == "bp" and "split" not in given:
+        found = {"K": 1, **found}
     if "tokens" in given and "dataset" not in given:
         found["dataset"] = "tokens"
     if found.get("dataset") == "tokens" and "steps" in given and "epochs" not in given:
