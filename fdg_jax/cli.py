@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg_jax import config, config_file, corrections, data, methods, models, own_files
-from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_JOINING, OF_MODELS, OF_START, Config
+from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_DATA, OF_JOINING, OF_MODELS, OF_START, Config
 from fdg_jax.config_file import Found
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.output import say
@@ -164,8 +164,9 @@ def short_parser(program: Program) -> Parser:
     """A parser for --help, with only the flags that most people need."""
     made = empty_parser(program)
     flags = all_flags()
-    box = made.add_argument_group("the flags that most people need", f"--help-all lists all {len(flags)} by group.")
-    for name in EVERYDAY_TEXT if trains_text(program) else EVERYDAY:
+    number = sum(concerns(name, program) for name in flags)
+    box = made.add_argument_group("the flags that most people need", f"--help-all lists all {number} by group.")
+    for name in EVERYDAY_TEXT if unit(program) == "tokens" else EVERYDAY:
         add(box, flags[name], program)
     return made
 
@@ -197,15 +198,23 @@ def of_group(group: str) -> list[Option]:
     return [option for option in all_flags().values() if option.group == group]
 
 
-def trains_text(program: Program) -> bool:
-    """Whether a command trains on text."""
-    return bool(program.datasets) and data.unit(program.datasets[0]) == "tokens"
+def unit(program: Program) -> str:
+    """The unit of a command's data: "images" or "tokens"."""
+    return data.unit(program.datasets[0]) if program.datasets else "images"
+
+
+def concerns(name: str, program: Program) -> bool:
+    """Whether an option has an effect with the data and the models of a command: others would only fill --help."""
+    of_models = {option for model in models.names(unit(program)) for option in models.declared(model)}
+    kinds = program.datasets if unit(program) == "tokens" else ("images",)
+    return (name not in OF_MODELS or name in of_models) and not {*kinds}.isdisjoint(OF_DATA.get(name, kinds))
 
 
 def add(box: Any, option: Option, program: Program) -> None:
     """Adds the flag of an option to its group."""
     name, kind, default = option.name, parts(option.kind)[0], default_of(option, program)
-    flag, about = spelled(name), {"dest": name, "help": explained(option, program).replace("%", "%%")}
+    text = explained(option, program).replace("%", "%%") if concerns(name, program) else argparse.SUPPRESS
+    flag, about = spelled(name), {"dest": name, "help": text}
     about |= {} if kind is bool else {"metavar": metavar(option)}
     if name == "resume":
         box.add_argument(flag, nargs="?", const=True, type=auto, **about, metavar="auto")
@@ -267,7 +276,7 @@ def listed(text: str, program: Program) -> str:
     for place, found in {
         "{methods}": methods.names,
         "{corrections}": corrections.names,
-        "{models}": models.names_and_patterns,
+        "{models}": lambda: models.names_and_patterns(unit(program)),
         "{datasets}": lambda: program.datasets or data.names(),
         "{optimizers}": lambda: changed,
     }.items():
@@ -278,7 +287,7 @@ def listed(text: str, program: Program) -> str:
 
 def examples(program: Program) -> str:
     """The end of --help: a few commands as a person types them."""
-    text = trains_text(program)
+    text = unit(program) == "tokens"
     if not program.datasets:
         first = {"--dataset digits --model resnet8 --epochs 2": "a first run, in a minute, without a download"}
     else:

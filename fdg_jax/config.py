@@ -86,6 +86,12 @@ OF_CORRECTIONS, wrong_correction = declared(
     corrections.FOLDER, lambda name: corrections.find(name).declared, TAKEN | OF_METHODS.keys()
 )
 OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METHODS.keys() | OF_CORRECTIONS.keys())
+# The options of some data sets only -> the data sets, or kinds of them, that have them.
+OF_DATA = {
+    "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
+    "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
+    "blocks": ("text", "tokens"),
+}  # fmt: skip
 # The error in a method's, correction's or model's file. A command reports it and ends; in Python the others still work.
 UNREADABLE = wrong_method or wrong_correction or wrong_model
 

@@ -6,17 +6,10 @@ from typing import Any
 
 from fdg_jax import corrections, data, models, split
 from fdg_jax.checks.plan import Plan, of_config
-from fdg_jax.config import FIELDS, OF_JOINING, OF_MODELS, OF_START, Config, model_options
+from fdg_jax.config import FIELDS, OF_DATA, OF_JOINING, OF_MODELS, OF_START, Config, model_options
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options.common import AUTO, Joining, Start
 from fdg_jax.options.fields import checked, named, said, spelled
-
-# The options of some data sets only -> the data sets, or kinds of them, that have them.
-OF_DATA = {
-    "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
-    "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
-    "blocks": ("text", "tokens"),
-}  # fmt: skip
 
 
 def check(config: Config, given: Collection[str]) -> Plan:

@@ -109,16 +109,20 @@ def names(takes: str | None = None) -> list[str]:
 
     takes: "images" or "tokens", for the models that take these; None for all.
     """
-    chosen = [family for family in _families() if takes in (None, getattr(family, "TAKES", UNITS[0]))]
-    return [name for family in chosen for name in family.NAMES]
+    return [name for family in _of(takes) for name in family.NAMES]
 
 
-def names_and_patterns() -> list[str]:
+def _of(unit: str | None) -> list[Any]:
+    """The families whose models take that; None for all."""
+    return [family for family in _families() if unit in (None, getattr(family, "TAKES", UNITS[0]))]
+
+
+def names_and_patterns(unit: str | None = None) -> list[str]:
     """The names of all models, then the patterns of the families that accept any size (`wrn<d>_<k>`).
 
-    Raises: BadInput for a file that cannot be used.
+    unit: what the models take, as in `names`. Raises: BadInput for a file that cannot be used.
     """
-    return [*names(), *(pattern for family in _families() for pattern in getattr(family, "PATTERNS", ()))]
+    return [*names(unit), *(pattern for family in _of(unit) for pattern in getattr(family, "PATTERNS", ()))]
 
 
 def takes(name: str) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdg_jax import methods, models, own_files
-from fdg_jax.checks.options import OF_DATA
-from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_MODELS, corrected_by
+from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_DATA, OF_MODELS, corrected_by
 from fdg_jax.options.fields import words
 
 # Data sets with a command of their own, whose defaults differ: the printed command then names all options.

@@ -23,8 +23,7 @@ from fdg_jax.arrays import shown
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.weights import HASH, Weights, is_ours, load_weights, save_weights
-from fdg_jax.checks.options import OF_DATA
-from fdg_jax.config import FIELDS, Config, model_options
+from fdg_jax.config import FIELDS, OF_DATA, Config, model_options
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.text import Text
