@@ -88,7 +88,7 @@ REFUSED = [
     ([optax.sgd(0.1), 3], "the optimizer of stage k=2 is 3, no optax optimizer"),
     (lambda k: None, "the optimizer of stage k=1 is None, no optax optimizer"),
     (0.1, "optimizer is 0.1, no optax optimizer"),
-    (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*where optax.lookahead wants two"),
+    (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*while optax.lookahead needs two"),
     (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam: it trains at two points in turn"),
     (optax.contrib.reduce_on_plateau(), "cannot train stage k=1.*no loss.*reduce_on_plateau"),
     (optax.lbfgs(), "missing 3 .*'value_fn'.*Use another optimizer"),

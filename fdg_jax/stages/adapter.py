@@ -21,8 +21,8 @@ Tree = Any
 
 
 class Call(NamedTuple):
-    """How an `Adapted` calls its module. tells: whether switches that nobody sets are set. The other fields are the
-    arguments of `stage`."""
+    """How an `Adapted` calls its module. tells: whether it sets the switches that nobody else sets. The other fields
+    are the arguments of `stage`."""
 
     tells: bool
     switch: tuple[tuple[str, bool | None], ...]
@@ -47,21 +47,21 @@ def stage(
 
     The switches `train`, `training`, `is_training`, `deterministic` and `use_running_average` of the module and of all
     its parts are set, whether they are arguments or fields, unless the module sets them itself; so
-    `stage(nn.Sequential([nn.Dense(8), nn.BatchNorm(), nn.Dropout(0.1)]))` is whole. What is not reached (a field of a
-    part that its `setup` has read, a static argument of a part within nn.remat), `init` refuses.
+    `stage(nn.Sequential([nn.Dense(8), nn.BatchNorm(), nn.Dropout(0.1)]))` needs nothing else. `init` refuses a module
+    with a switch that cannot be reached: a field that `setup` has read, or a static argument within nn.remat.
 
     Arguments:
         module: a linen module, or what `fdg_jax.from_nnx` takes.
-        switch: a switch of another name, with its value in training, as {"testing": False}; or the name of a field that
-            was given a value when the module was made, and is to be set all the same, as "train".
+        switch: a switch of another name, with its value in training, such as {"testing": False}; or the name of a
+            switch, such as "train", that is to be set although the module was made with a value for it.
         inputs: which entries of the message, a dictionary, the module takes: one name; several, by position; or
             {argument: name}. By default it takes the message as it is.
-        output: the name of the module's output in the message to the next stage; by default, where `carry` is given,
-            that of its first input.
+        output: the name of the module's output in the message to the next stage. With `carry`, it is by default the
+            name of the module's first input.
         carry: the entries of the message that go on to the next stage untouched, such as ("mask",).
-        aux: for a module that returns (y, aux): "loss", which minimises the sum of aux as well; a number, which does so
-            with this weight; "metric", which reports it in `Metrics.metrics`, a number as "aux" and a dictionary of
-            numbers under its names; or "drop".
+        aux: for a module that returns (y, aux). "loss" adds the sum of aux to the loss; a number does so with this
+            weight; "metric" reports aux in `Metrics.metrics`, a number as "aux" and a dictionary of numbers under its
+            names; "drop" drops it.
         rngs: random streams that the module asks for with `has_rng` first; or {argument: stream} for arguments of its
             call that take a key. In evaluation such an argument is None, and there is no such stream.
 
@@ -78,33 +78,33 @@ def stage(
         from fdg_jax.stages.from_nnx import from_nnx  # here: importing flax.nnx takes half a second
 
         if switch is not None:
-            raise BadInput("switch= is for linen modules: module.train() and module.eval() set those of nnx modules.")
+            raise BadInput("switch= is for linen modules; nnx modules have train() and eval(). Leave switch= out.")
         module = from_nnx(module)
     named = {switch: SWITCHES.get(switch)} if isinstance(switch, str) else dict(switch or {})
     takes, who = set(inspect.signature(type(module).__call__).parameters), type(module).__name__
     for name, value in named.items():
         if value is None:
-            fact = f"switch={name!r} does not say which way it points"
+            fact = f"switch={name!r} does not say which value it has in training"
             raise BadInput(f"{fact}. Give switch={{{name!r}: its value in training}}.")
         if name not in takes and name not in vars(module):
             raise BadInput(f"{who} has no argument or field `{name}`: its call takes {', '.join(sorted(takes))}.")
     for name in SWITCHES if switch is None else ():
         field = vars(module).get(name)
         if isinstance(field, bool) and field != getattr(type(module), name, None):
-            fact = f"{who} was made with {name}={field}, which may be its switch or be meant to stay"
-            raise BadInput(f"{fact}. Give switch={name!r} to have it set, or switch={{}} to have everything stay.")
+            fact = f"{who} was made with {name}={field}, which may be a switch to set or a value to keep"
+            raise BadInput(f"{fact}. Give switch={name!r} to have it set, or switch={{}} to keep all values.")
     carry = (carry,) if isinstance(carry, str) else tuple(carry)
     of = [inputs] if isinstance(inputs, str) else inputs
     routes = tuple(of.items() if isinstance(of, Mapping) else enumerate(of))
     if carry and not routes:
-        raise BadInput(f"carry={carry} needs a message of named entries: say which ones {who} takes, as inputs='x'.")
+        raise BadInput(f"carry={carry} needs a dictionary as message: say which entries {who} takes, as inputs='x'.")
     if isinstance(aux, str) and aux not in ("loss", "metric", "drop"):
         raise BadInput(f"aux={aux!r} is not known. Give 'loss', a weight such as 0.01, 'metric' or 'drop'.")
     asked = [rngs] if isinstance(rngs, str) else rngs
     streams = tuple(asked.items() if isinstance(asked, Mapping) else (("", name) for name in asked))
     output = output or (routes[0][1] if carry else None)
     if output in carry:
-        raise BadInput(f"the entry {output!r} is carried on, and the output of {who}, too. Give it another output=.")
+        raise BadInput(f"{output!r} names both a carried entry and the output of {who}. Give output= another name.")
     return Adapted(Held(module), Call(switch != {}, tuple(named.items()), routes, output, carry, aux, streams))
 
 
@@ -148,8 +148,8 @@ class Adapted(Around):
         return y if how.output is None else {**{name: x[name] for name in how.carry}, how.output: y}
 
     def switches(self, module: nn.Module) -> Iterable[tuple[str, bool | None]]:
-        """(name, value in training) of the switches that are set of the module itself: those that `stage` was told, or
-        else arguments without a field that has a value, and fields that have their defaults."""
+        """(name, value in training) of each switch of the module itself that is set: those that `stage` was told; by
+        default its arguments for which no field has a value, and its fields that have their defaults."""
         if self.how.switch or not self.how.tells:
             return self.how.switch
         fields, kind = vars(module), type(module)
@@ -158,7 +158,7 @@ class Adapted(Around):
     def without_aux(self, result: Any) -> Any:
         """y of a module's (y, aux). The rest is sown as `aux` says."""
         if not isinstance(result, tuple):
-            fact = f"aux={self.how.aux!r}, and {name_of(self)} does not return a tuple (y, aux)"
+            fact = f"aux={self.how.aux!r}, but {name_of(self)} does not return a tuple (y, aux)"
             raise BadInput(f"{fact}. Leave aux out.")
         (y, *rest), aux = result, self.how.aux
         if aux == "metric":
@@ -170,7 +170,7 @@ class Adapted(Around):
 
 
 def from_functions(init: Callable[..., Tree], apply: Callable[..., Tree], state: bool = False) -> nn.Module:
-    """Makes a stage, or a block, of two pure functions, as Haiku and Equinox have or give them.
+    """Makes a stage, or a block, of two pure functions, such as those of Haiku and Equinox.
 
     Arguments:
         init: (key, x) -> the parameters, a tree; or, with `state`, (parameters, state).
@@ -211,7 +211,7 @@ class FromFunctions(nn.Module):
         return y
 
     def kept(self, kind: str, make: Callable[[], Tree]) -> Tree:
-        """A tree of variables: those of a dictionary under their own names, any other as one."""
+        """The variables of this kind: a dictionary's entries under their names, any other tree as one variable."""
         names = as_names(make()) if self.is_initializing() else self.variables.get(kind, {})
         got = {name: self.variable(kind, name, lambda name=name: names[name]).value for name in names}
         return got[WHOLE] if {*got} == {WHOLE} else got

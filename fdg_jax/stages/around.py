@@ -28,7 +28,7 @@ class Around(nn.Module):
 
 
 def name_of(module: nn.Module) -> str:
-    """The name of a module's class; of one around another, that of the module inside."""
+    """The name of a module's class; for a module around another one, that of the inner module."""
     return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__
 
 

@@ -27,7 +27,7 @@ class Gradient(NamedTuple):
 
     grads: the gradient.
     version: the weight version at which it was taken, int32.
-    then: these weights, if a correction needs them, else ().
+    then: the weights of that version, if a correction needs them, else ().
     """
 
     grads: Tree
@@ -185,11 +185,11 @@ def forward(
 
 
 class Used(NamedTuple):
-    """What the gradient that came out of a delay line has made.
+    """The effect of the gradient that came out of a delay line.
 
-    at: of the stage.
+    at: the stage's `Progress` afterwards.
     line: the delay line afterwards.
-    late: that gradient. due: whether it was used; while the line fills it is none.
+    late: that gradient. due: whether it was used; while the line fills, no gradient is.
     changes: what was added to the weights; zeros if nothing was.
     """
 
@@ -207,8 +207,8 @@ def use(
 
     Arguments:
         lines: what does not change.
-        at: of the stage.
-        line: its delay line; () where D is 0 will do.
+        at: the stage's `Progress` before.
+        line: its delay line; () is enough where D is 0.
         new: the gradient.
         batch: the number of its batch since the lines were empty, from 1.
         extra: further arguments of the optimizer.
@@ -227,7 +227,7 @@ def use_late(
 ) -> tuple[Progress, Tree]:
     """If `due`, corrects a gradient, adds it to the stage's sum, and updates the stage once the sum is complete.
 
-    Returns: (of the stage, what was added to its weights).
+    Returns: (the stage's `Progress`, what was added to its weights).
     """
     whole, version, state = due, late.version, at.state
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), late.grads, state.params) if lines.dtype else late.grads
@@ -251,7 +251,7 @@ def update_where(
 ) -> tuple[Progress, Tree]:
     """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one.
 
-    Returns: (of the stage, what was added to its weights).
+    Returns: (the stage's `Progress`, what was added to its weights).
     """
     state, total = at.state, at.sum
     if total is not None:
@@ -314,7 +314,7 @@ def drain(lines: LineOptions, run: DelayState) -> DelayState:
 
 
 def drain_stage(lines: LineOptions, i: int, at: Progress, line: Any, batch: jax.Array) -> Progress:
-    """The same of stage k = i + 1 alone. batch: the number of the newest one since the lines were empty."""
+    """`drain` for stage k = i + 1 alone. batch: the number of the newest batch since the lines were empty."""
     rule, D = lines.rules[i], lines.delays[i]
 
     def use_next(late: Any, at: Progress) -> Progress:

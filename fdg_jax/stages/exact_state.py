@@ -157,7 +157,7 @@ class Checkpointed:
             _, _, closure = self._forward(params, extra, x, labels)
         except (TypeError, ValueError, FlaxError) as error:
             fact = f"the checkpoint's batch {batch} does not fit stage k={self.spec.k}: {sentence(error)}"
-            raise BadInput(f"{fact} It is of another model, split or method.") from error
+            raise BadInput(f"{fact} The checkpoint is of another model, split or method.") from error
         return Stash(batch, closure, params, extra, x, version, labels)
 
     def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:

@@ -54,7 +54,7 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """
     if isinstance(make, nnx.Module):
         if args or kwargs:
-            raise BadInput(f"from_nnx got a {type(make).__name__} that is made already, and arguments to make it of.")
+            raise BadInput(f"from_nnx got arguments for a {type(make).__name__} that exists already. Leave them out.")
         return FromNNX(Given(make))
     if not callable(make):
         fact = f"from_nnx takes a class of flax.nnx.Module, a function or a module, not {make!r}"
@@ -154,8 +154,8 @@ class FromNNX(nn.Module):
         """Calls the module in training or in evaluation mode. The losses that it sows are sown in linen."""
         parameters = inspect.signature(type(module).__call__).parameters
         if "rngs" in parameters and parameters["rngs"].default is inspect.Parameter.empty:
-            fact = f"{type(module).__name__}.__call__ has an argument `rngs` without a default, set by nobody"
-            raise BadInput(f"{fact}. Give the parts that draw their rngs when they are made.")
+            fact = f"{type(module).__name__}.__call__ has an argument `rngs` without a default, which nobody sets"
+            raise BadInput(f"{fact}. Give rngs to the parts that draw random numbers, when they are made.")
         (module.train if train else module.eval)(training=train, is_training=train)
         losses = nnx.variable_type_from_name(LOSSES, allow_register=True)
         named = {**named, **switches(module, train)}
@@ -174,13 +174,13 @@ class FromNNX(nn.Module):
             changed, (kind, *_) = not same(raw(leaf), before[at]), place(at, leaf) or ("",)
             if changed and not train and isinstance(leaf, nnx.RngState):
                 if leaf.tag == "carry":  # nnx.RNN asks for a key, and its cells make zeros of it
-                    fact = f"{who} draws from the random stream 'carry' for a first carry, which is zeros all the same"
+                    fact = f"{who} draws from the random stream 'carry' for a first carry, although that is zeros"
                     raise BadInput(f"{fact}. Give nnx.RNN an initial_carry when you call it.")
                 if leaf.tag != "params":
                     self.make_rng(leaf.tag)  # says that it needs a key, in an evaluation without one
             if changed and isinstance(leaf, nnx.RngState) and leaf.tag == "params":
-                fact = f"{who} draws from the random stream 'params' when it is called. That is for its first weights"
-                raise BadInput(f"{fact}, and would give the same numbers in every step. Use another, rngs.noise() say.")
+                fact = f"{who} draws from the random stream 'params' when it is called. This stream makes first weights"
+                raise BadInput(f"{fact} and gives the same numbers in every step. Use another, such as rngs.noise().")
             if changed and not train and kind == "batch_stats":
                 self.refuse(who, "changes its batch statistics")
             after.append((place(at, leaf), raw(leaf)))
@@ -193,7 +193,7 @@ class FromNNX(nn.Module):
         """Raises BadInput for what a module does in evaluation."""
         raise BadInput(
             f"{who} {fact} in evaluation, too. module.eval() sets `deterministic` and `use_running_average` of all its "
-            "modules: heed these, or give __call__ an argument `train`."
+            "modules: use these fields, or give __call__ an argument `train`."
         )
 
 
@@ -309,10 +309,10 @@ def check_shared(
             where = f"{there} and {who}" if there != who else f"two parts of {who}"
             fact = f"{where} have one object in common, a {type(part).__name__}"
             raise BadInput(
-                f"{fact}, and would each train weights of their own for it. For weights of their own, make an object "
-                "for each, as in [nn.Dense(4) for _ in range(3)]. To share them, have both uses in one stage and, of "
-                "flax.nnx, in one from_nnx. Or, of linen modules, Pipeline(fdg_jax.tie(stages, the object), ...), "
-                "which lets one stage own the weights and send them on."
+                f"{fact}, but each would train its own copy of the weights. If that is right, make an object for each, "
+                "as in [nn.Dense(4) for _ in range(3)]. To share the weights, put both uses into one stage (modules of "
+                "flax.nnx: into one from_nnx). For linen modules there is also Pipeline(fdg_jax.tie(stages, the "
+                "object), ...), which lets one stage own the weights and send them on."
             )
 
 

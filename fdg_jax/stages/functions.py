@@ -76,7 +76,7 @@ class Spec(NamedTuple):
     optimizer: the user's optax chain, with what the correction adds to it.
     loss: the user's loss(outputs, labels) -> scalar, or loss(outputs, labels, key) if `compute.loss_draws`. Stage K
         computes it; a method may use it in other stages, too.
-    report: the user's loss as it is: it returns the loss of a batch or (loss, {name: number}).
+    report: the user's loss unchanged; it returns the loss of a batch or (loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
     outputs, labels, value, reported: the outputs of stage K, the labels, the loss, and the result of `report`.
@@ -86,7 +86,7 @@ class Spec(NamedTuple):
     guard: whether updates with non-finite gradients are refused.
     norms: whether gradients are measured.
     correction: what is done about late gradients.
-    ema: what an update leaves of the average of the stage's weights; None: there is no average.
+    ema: the share of the average of the stage's weights that an update keeps; None: there is no average.
     """
 
     k: int

@@ -1,8 +1,8 @@
 """The only stage of a pipeline with K = 1, as one program a batch: forward and backward pass, and the update.
 
 Nobody waits for what such a stage sends, so nothing is gained by dispatching the three by themselves. One program costs
-the host one dispatch, and XLA fuses across their borders. It rounds otherwise than the three do. On a CPU it is slower:
-there XLA computes activations again inside the transposed convolutions (fdg_jax.stages.stage).
+the host one dispatch, and XLA fuses across their borders. The one program rounds otherwise than the three do. On a CPU
+it is slower: there XLA computes activations again inside the transposed convolutions (fdg_jax.stages.stage).
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Tree = Any
 class OneProgramStage(Stage):
     """An ordinary stage with K = 1 that updates its weights by every batch. Its states are those of `Stage`.
 
-    done: between F and B of a batch, the weights and the optimizer's state after it, and what the update reports.
+    done: between F and B of a batch, its update: new weights, new state of the optimizer, and what is reported.
     """
 
     def __init__(self, spec: Spec, place: Place, **options: Any):

@@ -40,8 +40,8 @@ class Shapes(NamedTuple):
 
     stages: the trace of each stage.
     inits: for each stage, the function key -> its Flax variables. It copies variables that are given.
-    labels, loss, report: of the labels that the loss takes, of the loss, and of what the loss function returns: loss or
-        (loss, metrics).
+    labels, loss, report: the shapes of the labels that the loss takes, of the loss, and of what the loss function
+        returns, which is loss or (loss, metrics).
     """
 
     stages: list[TracedModule]
@@ -107,7 +107,8 @@ def check_shapes(
 def check_number(K: int, variables: Sequence[Any]) -> None:
     """Raises BadInput unless there is one set of variables for each of the K stages."""
     if len(variables) != K:
-        raise BadInput(f"{K} stages but {len(variables)} sets of variables were given.")
+        fact = f"{K} stages but {len(variables)} sets of variables were given"
+        raise BadInput(f"{fact}. Give one Flax dictionary for each stage, or one for the whole network.")
 
 
 def check_message(who: str, k: int, y: Tree) -> None:
@@ -153,8 +154,8 @@ def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callabl
         fitting = fitting_variables(k, seen.variables, given, seen.x)
         return lambda key: jax.tree.map(partial(jnp.array, copy=True), fitting)
     if seen.init_sees_inputs:
-        fact = f"{who}: its first variables depend on the values of its inputs, and here they are made of shapes alone"
-        raise BadInput(f"{fact}. Initialise the modules yourself and give init(key, example, variables).")
+        fact = f"{who}: its first variables depend on the values of its inputs, but only shapes are known here"
+        raise BadInput(f"{fact}. Initialise the modules yourself and call init(key, example, variables).")
     return lambda key: unboxed(seen.init(key, zeros(seen.x)))
 
 
@@ -169,14 +170,14 @@ def check_trainable(who: str, params: Tree) -> None:
 def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
     """Raises BadInput if the optimizer needs more than gradients and parameters, or cannot train these parameters."""
     way_out = (
-        "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It has no loss or "
-        "loss function to give there, as optax.contrib.reduce_on_plateau and optax.lbfgs want, and one set of "
-        "parameters, where optax.lookahead wants two. Use another optimizer."
+        "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It passes no loss "
+        "and no loss function, which optax.contrib.reduce_on_plateau and optax.lbfgs need, and only one set of "
+        "parameters, while optax.lookahead needs two. Use another optimizer."
     )
     trace_or_refuse(f"the optimizer cannot train {who}.", first_update, optimizer, params, way_out=way_out)
     if states_of(jax.eval_shape(optimizer.init, params), contrib.SAMState):
-        fact = f"the optimizer of {who} is optax.contrib.sam: it trains at two points in turn and evaluates at one"
-        raise BadInput(f"{fact} that it does not tell. Use the optimizer inside it by itself.")
+        fact = f"the optimizer of {who} is optax.contrib.sam: it takes gradients at two points in turn and does not"
+        raise BadInput(f"{fact} say at which of them to evaluate. Use the optimizer inside it by itself.")
 
 
 def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
@@ -251,11 +252,11 @@ def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> N
     if other:
         paths = list(states.flatten(seen.params))
         kept, weights, alone = found[0]
-        fact = f"{who} keeps {describe(kept)}, made of its weights {', '.join(paths[n] for n in weights)}{alone}"
+        fact = f"{describe(kept)}, which is computed from its weights {', '.join(paths[n] for n in weights)}{alone}"
         raise BadInput(
-            f"{fact}, for the backward pass, so {other} would go back through these. Leave {other} out, or use layers "
-            "that keep no such thing: fdg_jax.layers.BatchNorm for a batch norm, flax.linen's other norms with "
-            "use_scale=False, and weights that are cast outside the module."
+            f"for the backward pass {who} keeps {fact}. With {other} the backward pass would still use the weights in "
+            f"that array. Leave {other} out, or use layers that keep no such array: fdg_jax.layers.BatchNorm for a "
+            "batch norm, flax.linen's other norms with use_scale=False, and weights that are cast outside the module."
         )
     shapes = [kept for kept, *_ in found]
     rest = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""

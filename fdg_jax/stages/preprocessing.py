@@ -22,7 +22,7 @@ class Preprocess(NamedTuple):
     """A user's `preprocess`, as functions (inputs, labels, step) for the two places of a batch. All can be traced.
 
     inputs: makes what stage 1 takes.
-    labels: makes the labels of the loss. None: these stay as they are, and `inputs` does not look at them.
+    labels: makes the labels of the loss. None: the labels stay as they are, and `inputs` does not look at them.
     """
 
     inputs: Callable[[Tree, Tree, Any], Tree]

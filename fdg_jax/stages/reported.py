@@ -19,8 +19,8 @@ class Reported(NamedTuple):
     """What a stage takes or gives, with what was sown so far.
 
     x: the inputs or outputs.
-    metrics: {name: [batch, 2]}, the sum of the numbers sown under this name and how many they are, in every row alike:
-        the first axis of whatever goes between stages is the batch.
+    metrics: {name: [batch, 2]}, the sum of the numbers sown under this name, and their count. All rows are equal; there
+        is one for each example because the first axis of every message is the batch.
     """
 
     x: Tree
@@ -39,8 +39,8 @@ def with_sown(y: Tree, metrics: Metrics, sown: Tree, batch: int) -> Tree:
     for path, value in jax.tree_util.tree_leaves_with_path(sown):
         name = [each.key for each in path if isinstance(each, jax.tree_util.DictKey)][-1]
         if jnp.ndim(value):
-            fact = f"a metric is one number, and {list(jnp.shape(value))} numbers were sown as {name!r}"
-            raise BadInput(f"{fact}. Sow their mean, say.")
+            fact = f"a metric is one number, but an array {list(jnp.shape(value))} was sown as {name!r}"
+            raise BadInput(f"{fact}. Sow its mean, say.")
         one = jnp.stack([jnp.asarray(value, jnp.float32), jnp.float32(1)])
         found[name] = found.get(name, 0) + jnp.broadcast_to(one, (batch, 2))
     return Reported(y, found) if found else y

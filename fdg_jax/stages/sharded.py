@@ -3,7 +3,7 @@
 Flax modules name the axes of their arrays: `nn.with_partitioning`, `nn.with_logical_partitioning`, flax.nnx's
 `out_sharding`. Rules turn these names into axes of the stage's mesh. XLA does the rest: it cuts the computation, and
 adds the communication (tensor parallelism, FSDP). Gradients, optimizer states, delay lines and old weights are cut as
-the weights are, since they are made of them.
+the weights are, since they are computed from them.
 """
 
 import math

@@ -345,7 +345,7 @@ class Stage(Checkpointed):
 
 
 def reported_update(rule: UpdateRule, params: Tree, before: Tree, grads: Tree) -> tuple[Tree, Tree, tuple[Any, ...]]:
-    """An update: (the weights, the optimizer's state, what the host sees of it). The latter are copies, since the next
+    """An update: (the weights, the optimizer's state, what the host sees of it). The host sees copies, since the next
     update donates the state: the number of the first refused update, the norm of the gradient, whether it was made."""
     params, opt_state, _ = rule.new_weights(params, before, grads)
     copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]

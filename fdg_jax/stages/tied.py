@@ -24,8 +24,8 @@ class WithTable(NamedTuple):
 def tie(stages: Sequence[nn.Module], shared: nn.Module) -> list[nn.Module]:
     """Ties a module that stands in several stages, or blocks: they share its weights, as in plain Flax.
 
-    The first stage with it owns the weights. Each message from there to the last stage with it carries them as well:
-    so many bytes more per batch and boundary. A later stage uses the version that the batch brought along.
+    The first stage with it owns the weights. Every message from there to the last stage with it carries them as well,
+    which adds their bytes for each batch and boundary. A later stage uses the version that the batch brought along.
 
     Arguments:
         stages: the stages or blocks of a `Pipeline`.
@@ -57,7 +57,7 @@ def tie(stages: Sequence[nn.Module], shared: nn.Module) -> list[nn.Module]:
 class Tied(Around):
     """A stage from the owner of shared weights to the last one that uses them.
 
-    where: the path of the shared module in its variables; None if it has none.
+    where: the path of the shared module in the stage's variables; None if this stage does not have it.
     owns, last: whether it is the first, or the last, of the stages with the shared module.
     """
 

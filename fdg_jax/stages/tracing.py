@@ -59,16 +59,16 @@ def way_out_of(error: Exception) -> str:
     if any(f"'{name}'" in text or f'"{name}"' in text for name in SWITCHES):
         return WAY_OUT
     if "required positional argument" in text or isinstance(error, IndexError):
-        fact = "fdg_jax.stage(module, inputs=...) says which entries of a dictionary a module takes"
-        return f"{fact}; aux= in the stage before, that it returns (y, aux)."
+        fact = "Use fdg_jax.stage(module, inputs=...) to choose which entries of a dictionary this module takes. If the"
+        return f"{fact} module of the stage before returns (y, aux), wrap that one in fdg_jax.stage(module, aux=...)."
     if "not a valid JAX type" in text:
         return "A stage gives arrays, in dictionaries or tuples where there are several. Leave the rest out."
     if "unbound axis name" in text:
         fact = "A stage is one device's program, which has no named axes: leave axis_name out"
         return f"{fact}. The replicas of method='data_parallel' share their batch statistics with batch_norm='sync'."
     if isinstance(error, jax.errors.ConcretizationTypeError):
-        fact = "Where nn.remat or nn.jit is around a module that takes `train`, that is static: nn.remat(Block, "
-        return f"{fact}static_argnums=(2,)), if __call__ is (self, x, train). Pipeline(remat=) needs no nn.remat."
+        fact = "Within nn.remat or nn.jit, `train` has to be a static argument: nn.remat(Block, "
+        return f"{fact}static_argnums=(2,)) for __call__(self, x, train). Pipeline(remat=) needs no nn.remat."
     return "Change one of the two, or cut the network elsewhere."
 
 

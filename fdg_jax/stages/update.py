@@ -71,7 +71,7 @@ class UpdateRule(NamedTuple):
     correction: of late gradients.
     guard: whether updates with non-finite gradients are refused.
     norms: whether gradients are measured.
-    ema: what an update leaves of the average of the weights; None: there is no average.
+    ema: the share of the average of the weights that an update keeps; None: there is no average.
     """
 
     optimizer: optax.GradientTransformation

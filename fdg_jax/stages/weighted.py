@@ -13,8 +13,8 @@ Array = jax.Array
 
 
 class Weighted(NamedTuple):
-    """Labels and their weights, to be given as the labels of a batch, or as a part of them. The loss gets this object,
-    too. The only one in a batch's labels says how much the batch counts; of several, none does.
+    """Labels with their weights: the labels of a batch, or a part of them. The loss gets this object, too. If a batch's
+    labels contain one, the batch counts by its weights; if they contain several, the batch counts by its examples.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
     weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with theirs.
