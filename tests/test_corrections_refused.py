@@ -30,9 +30,9 @@ def files_of_a_user(tmp_path, monkeypatch):
 REFUSED = [
     ({"correct": "tailor"}, "correction 'tailor' is not known. Did you mean taylor"),
     ({"correct": "rate,rate"}, "names rate twice"),
-    ({"correct": "rate,none"}, "none stands alone"),
-    ({"correct": "t2"}, "correction t2 is for gradients at current weights, and these are stashed"),
-    ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, and these are current"),
+    ({"correct": "rate,none"}, "none cannot stand with others"),
+    ({"correct": "t2"}, "correction t2 is for gradients at current weights, but these are at stashed"),
+    ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, but these are at current"),
     ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
     ({"correct": "anticipate", "weights": "current", "momentum": 0.9}, "gradients at stashed weights"),
     ({"correct": "anticipate", "momentum": 1.0}, "momentum=1.0: it must lie in"),
@@ -47,7 +47,7 @@ REFUSED = [
     ({"correct": "taylor", "method": "fr"}, "changes the backward pass of stage k=1"),
     ({"gate_decay": 0.1}, "none has no such option .it has: none.. Add correct='cosine', whose it is"),
     ({"correct": "cosine", "gate_deca": 0.1}, "gate_decay.. Did you mean gate_decay"),
-    ({"correct": CorrectionSpec("mine", "", lambda: Correction())}, "make takes nothing. Write def make.late."),
+    ({"correct": CorrectionSpec("mine", "", lambda: Correction())}, "`make` takes nothing. Write def make.late."),
     ({"correct": CorrectionSpec("mine", "", lambda late: NONE, needs="momentum")}, "needs=.'momentum',., with a comma"),
     ({"correct": CorrectionSpec("mine", "", lambda late: NONE, weights="new")}, "weights is 'new'. It can be '' or"),
 ]

@@ -110,7 +110,7 @@ def test_the_delay_line_is_refused_in_several_processes(tmp_path):
     (("[::1]:1234", 0, 2, 2), "is no IPv4 address with a port"),
     (
         ("10.0.0.1:1234", 0, 2, 2, "127.0.0.1"),
-        "would be reached at 127.0.0.1: one of the two is on this host alone",
+        "would be reached at 127.0.0.1: other hosts cannot reach one of the two",
     ),
     (("10.0.0.1:1234", 0, 2, 2, "203.0.113.9"), "address 203.0.113.9 cannot be used on this host"),
     (("127.0.0.1:1234", 0, 2, 2), "JAX has already started"),

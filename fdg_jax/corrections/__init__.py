@@ -34,13 +34,13 @@ def check(kind: CorrectionSpec, file: str) -> None:
         raise BadInput(f"{file}: weights is {kind.weights!r}. It can be {' or '.join(map(repr, WEIGHTS))}.")
     for what, given, known in (("takes", kind.takes, TAKES), ("needs", kind.needs, NEEDS)):
         if isinstance(given, str):
-            raise BadInput(f"{file}: {what} is the text {given!r}. Write {what}=({given!r},), with a comma.")
+            raise BadInput(f"{file}: `{what}` is the text {given!r}. Write {what}=({given!r},), with a comma.")
         if unknown := set(given) - set(known):
-            fact = f"{file}: {what} names {min(unknown)!r}"
-            raise BadInput(f"{fact}. It can name {' and '.join(map(repr, known))} only.")
+            fact = f"{file}: `{what}` contains {min(unknown)!r}"
+            raise BadInput(f"{fact}. It can contain {' and '.join(map(repr, known))} only.")
     late, *parameters = inspect.signature(kind.make).parameters or ("",)
     if not late:
-        raise BadInput(f"{file}: make takes nothing. Write def make(late), as fdg_jax/corrections/shrink.py does.")
+        raise BadInput(f"{file}: `make` takes nothing. Write def make(late), as fdg_jax/corrections/shrink.py does.")
     if set(parameters) != set(kind.answers_to):
         fact = f"{file}: make takes {', '.join(parameters) or 'no option'}"
         has = ", ".join(kind.answers_to) or "none"
@@ -55,7 +55,7 @@ def parse(asked: Any) -> list[CorrectionSpec]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"{said('correct', asked)} names {twice[0]} twice. Name each correction once.")
     if len(found) > 1 and "none" in names:
-        raise BadInput(f"{said('correct', asked)}: none stands alone. Leave it out, or leave the others out.")
+        raise BadInput(f"{said('correct', asked)}: none cannot stand with others. Leave it out, or leave them out.")
     options: dict[str, str] = {}
     for kind in found:
         for option in kind.declared:
@@ -82,7 +82,7 @@ def check_weights(found: Sequence[CorrectionSpec], weights: str) -> None:
         raise BadInput(f"{fact}. Use one of them.")
     for kind in found:
         if kind.weights not in ("", weights):
-            fact = f"correction {kind.name} is for gradients at {kind.weights} weights, and these are {weights}"
+            fact = f"correction {kind.name} is for gradients at {kind.weights} weights, but these are at {weights} ones"
             raise BadInput(f"{fact}. Add {said('weights', kind.weights)}.")
 
 
@@ -102,7 +102,7 @@ def for_stage(
         correction = kind.make(late, **options)
         if not isinstance(correction, Correction):
             fact = f"make in {FOLDER.shown(kind.name)} returned {type(correction).__name__}"
-            raise BadInput(f"{fact}. Return a Correction, NONE where there is nothing to do.")
+            raise BadInput(f"{fact}. Return a Correction; where there is nothing to do, NONE.")
         if correction is not NONE:
             made.append((kind, correction))
     return made

@@ -24,7 +24,7 @@ for a small τ (python -m experiments.stability).
 
 For SGD, spike is msnag. With Adam and its b1, this holds only in the limit of many updates and without weight decay: at
 first, Adam's bias corrections differ (at the first update with τ = 13, spike looks 1.79 times as far ahead). Lion's and
-Muon's updates keep their length without gradients, so spike looks less far ahead than these go.
+Muon's updates keep their length without gradients, so spike looks less far ahead than the weights move.
 
 PipeOptim's code differs in two details of the prediction: with AdamW it leaves out the decay, and with SGD it predicts
 along m v + g, which counts the last gradient twice.

@@ -25,11 +25,11 @@ from fdg_jax.options.fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """anneal_updates: T, in updates of the stage; 0 for ever. Raises BadInput if it is negative."""
+    """anneal_updates: T, in updates of the stage; with 0 the division never ends. Raises BadInput if it is negative."""
 
     anneal_updates: int = option(
         0,
-        "rate: PipeMare's T1: the division by the staleness ends gradually, over so many updates. 0: it stays.",
+        "rate: the division by the staleness ends gradually, over so many updates (PipeMare's T1). 0: it stays.",
         metavar="T",
         inside="[0, inf)",
         use="a number of updates, or 0 for ever",

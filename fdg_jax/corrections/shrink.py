@@ -16,7 +16,8 @@ from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 
 def make(late: Late, beta: float = 1.0) -> Correction:
-    """Does not shrink gradients of stage K, even in schedules where it is late. beta = 1 shrinks nothing."""
+    """Multiplies the gradients of stages k < K by beta**(K-k); stage K's stay as they are, even in schedules where
+    stage K is late. beta = 1 changes nothing."""
     if beta == 1.0 or late.k == late.K:
         return NONE
     return Correction(before=optax.scale(beta ** (late.K - late.k)))

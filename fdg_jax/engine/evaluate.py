@@ -82,7 +82,8 @@ def evaluate(
     Arguments:
         run: run(inputs, labels) -> Tally.
         batches: (inputs, labels) of each batch.
-        unfinished: where to note the operations; None if nobody watches.
+        unfinished: where each batch's evaluation is noted while it runs, so that a stall can be reported; None without
+            a stall watch.
         expected: shapes of stage 1's inputs and of labels in training, for an error message.
 
     Returns: the mean loss and the error.
@@ -128,7 +129,7 @@ def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
     """
     total = sum(float(each.weight) for each in results)
     if not total > 0:
-        raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}.")
+        raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}. Give one above 0.")
 
     def mean(get: Callable[[Tally], Any]) -> float:
         return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # else 0 / 0

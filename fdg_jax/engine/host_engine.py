@@ -107,7 +107,7 @@ class HostEngine(Engine):
         self.enter(inputs, labels, examples(inputs))
 
     def enter(self, inputs: Tree, labels: Tree, n: int) -> None:
-        """Enters one batch of n examples. inputs: None if this process makes nothing of them."""
+        """Enters one batch of n examples. inputs: None if this process does not use them."""
         for part, size in enumerate(self._micro_batches.sizes(n), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
         batch = inputs, labels, self.entered
@@ -130,7 +130,7 @@ class HostEngine(Engine):
         return self._make_inputs(x, labels, here.put_weights(np.int32(step)))
 
     def loss_labels(self, inputs: Tree, labels: Tree, step: int) -> Tree:
-        """The labels that enter, as preprocess makes them, if this process needs them. step: as above."""
+        """The labels that enter, as preprocess makes them, if this process needs them. step: as in `stage_1_inputs`."""
         here = self.labels_made
         if here is None or self._make_labels is None:
             return labels

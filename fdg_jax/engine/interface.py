@@ -75,7 +75,7 @@ def check_signature(problem: Problem, engine: str, flat: Mapping[str, Any]) -> N
     if {ours.rpartition(", ")[2], theirs.rpartition(", ")[2]} == {HOST_LOOP, SCAN}:
         made = "an accelerator (scan)" if theirs.endswith(SCAN) else "the host loop (a CPU, or K devices)"
         raise BadInput(f"the checkpoint was made by {made} and has another layout. Resume it where it was made.")
-    raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this one is {ours}.")
+    raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this one is {ours}. Use its options.")
 
 
 def signature_entry(problem: Problem, engine: str) -> dict[str, np.ndarray]:
@@ -123,7 +123,7 @@ class Engine:
     losses: the losses of its batches.
     entered: number of batches that have entered.
     within_tick: whether a call is within a tick, or was cut off there. After a cut-off, only `restore` helps.
-    unfinished: the operations under way; None if nobody watches.
+    unfinished: the operations under way; None until `watch` is called.
     last: where stage K is; None if that is in another process.
     """
 
@@ -182,7 +182,7 @@ class Engine:
 
     def keys_of(self, call: str, key: Any, with_loss: bool) -> Callable[[int], list[Any]]:
         """The function n -> the random keys of the stages for batch n of an evaluation, from 1: stage k has
-        fold_in(fold_in(key, n), k). Raises BadInput if there is no key, and a module draws, or the loss.
+        fold_in(fold_in(key, n), k). Raises BadInput if there is no key but a module or the loss draws.
 
         call: for the message. with_loss: whether the loss is computed.
         """
@@ -192,8 +192,8 @@ class Engine:
         if not who:
             return lambda n: [None for _ in specs]
         if key is None:
-            fact = f"{who[0]} draws random numbers in evaluation, too: give {call} key=jax.random.key(0)"
-            raise BadInput(f"{fact}, or let it draw nothing there (where `train` is False).")
+            fact = f"{who[0]} draws random numbers in evaluation, too: call {call}(..., key=jax.random.key(0))"
+            raise BadInput(f"{fact}, or let it draw nothing where `train` is False.")
         return lambda n: [raw_key(jax.random.fold_in(jax.random.fold_in(key, n), spec.k)) for spec in specs]
 
     def from_last(self, value: Tree, like: Tree) -> Tree:

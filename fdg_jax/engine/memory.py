@@ -45,8 +45,8 @@ class Memory(NamedTuple):
     kept: not bytes, but the number of batches in `stashes`.
     stash: bytes of one stash; not part of the total.
 
-    On several devices, each has its part of the batch and of weights that are cut. Activations count as if weights that
-    are cut over other axes than the batch did not cut them, too: XLA decides that.
+    On several devices, each has its part of the batch and of weights that are cut. Where weights
+    are cut over other axes than the batch, XLA may cut activations as well; here they count as if it did not.
 
     It leaves out what lives within a program or between backward pass and update: XLA's temporary buffers, and one
     gradient, as large as weights and auxiliary weights.

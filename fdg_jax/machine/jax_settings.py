@@ -59,7 +59,7 @@ def check_new() -> None:
     if unusual:
         fact = f"JAX is not at its defaults: {', '.join(unusual)}"
         slow = " Without compilation training is also far slower." if now.get("jax_disable_jit") else ""
-        say(f"warning: {fact}. This run's numbers will not be those of a run without that.{slow}")
+        say(f"warning: {fact}. This run's numbers will not be those of a run with the defaults.{slow}")
 
 
 def check_resumed(before: Mapping[str, Any]) -> None:
@@ -76,7 +76,7 @@ def check_resumed(before: Mapping[str, Any]) -> None:
     if other := [name for name in changed if name in TRAINING]:
         fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in other)
         ways = " and ".join(way_back(name, was[name]) for name in other)
-        fact = f"--resume: the run began with other settings of JAX ({fact}) and would go on otherwise"
+        fact = f"--resume: the run began with other settings of JAX ({fact}) and would not go on exactly"
         raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or begin another run with its weights: --init-from RUN.")
     if changed:
         fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in changed)

@@ -62,8 +62,8 @@ class Signals:
         if self.number is None:
             self.number = number
             name = signal.Signals(number).name
-            again = "once more" if number in IMPATIENT else "SIGTERM twice"
-            output.write_to_stderr(f"\n{name}: stopping after what is under way ({again}: at once)\n")
+            again = "it once more" if number in IMPATIENT else "SIGTERM twice"
+            output.write_to_stderr(f"\n{name}: stopping after what is under way (to stop at once, send {again})\n")
         if self.raising:
             raise Stopped(self.number)
 

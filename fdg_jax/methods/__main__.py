@@ -196,7 +196,7 @@ def table_2(rows: Sequence[Row]) -> str:
 
 def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     """How to read the tables, and what the second one shows for this K."""
-    others = f" but {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
+    others = f" except {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
     lines = [
         "Locked: in a steady tick an F waits for another stage's F (forward), a B for a later stage's B (backward) or",
         "F (update). Stashes: the most batches that a stage keeps from one tick to the next; staleness: of each stage,",
@@ -208,13 +208,13 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
         "Without a barrier, as the host loop does it: a stage waits for nothing but the messages that it takes.",
     ]
     lines += [
-        "Table 3: remembered arrays; forward weights that differ from the newest; the delay line keeps old weights as",
-        "long as gradients wait (a pipeline has them in its stashes).",
+        "Table 3 counts remembered arrays, forward weights that differ from the newest, and the old weights that the",
+        "delay line keeps while gradients wait (a pipeline has them in its stashes).",
     ]
     gained = [r for r in rows if r.free.at(LENGTHS) < r.time.at(LENGTHS)]
     linear = [r for r in gained if r.free == Time(Fraction(1, K), Fraction(1, K), Fraction(0))]
     if gained:
-        ideal = f"; as fast as FDG is then {names(linear)}" if linear else ""
+        ideal = f"; the speed of FDG is then reached by {names(linear)}" if linear else ""
         lines.append(f"Stages locked within a tick may then fall out of step, which speeds up {names(gained)}{ideal}.")
     for r in rows:
         if r.schedule.micro_batches > 1 and K > 1:

@@ -19,7 +19,7 @@ class Method(NamedTuple):
     schedule(K, **schedule_options) -> Schedule.
     options: the file's class `Options`, where the method has options of its own (fdg_jax.options.fields). Those that
         `schedule` names as parameters go to it, all others to the stages (`Spec.options`).
-    takes: which of "beta" and "weights" the method accepts. The Pipeline itself handles these two options.
+    takes: which of "beta" and "weights" the method accepts. The pipeline itself handles these two options.
     delay_line: whether a run with stashed weights is exactly BP with each stage's gradient delayed by
         `schedule.delays` backward passes, so that one device can stand in for K.
     same_for_every_K: whether K only changes where the work is done. The paper's warm-up for K = 3 and 4 is not for

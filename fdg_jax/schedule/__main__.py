@@ -83,7 +83,7 @@ def answer(given: argparse.Namespace) -> None:
     if given.measured is not None and not wants_page:
         raise BadInput("--measured belongs to the explorer. Add --html FILE or --open.")
     if given.ticks is not None and wants_page:
-        raise BadInput(f"--ticks {given.ticks}: the explorer has its own. Leave it out, or --html and --open.")
+        raise BadInput(f"--ticks {given.ticks}: the explorer chooses its own. Leave out --ticks, or --html and --open.")
     if wants_page:
         open_with(given, method, options)
     if given.svg is not None or given.trace is not None:

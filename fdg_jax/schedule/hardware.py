@@ -116,7 +116,8 @@ def check_machine(machine: Machine, K: int) -> None:
     if not isinstance(machine.link, Link) and len(links) != K - 1:
         raise BadInput(f"{len(links)} links for K={K} stages: give one for all, or the {K - 1} between neighbours.")
     if len(machine.processes) not in (0, K):
-        raise BadInput(f"processes of {len(machine.processes)} stages for K={K}: give that of each stage, or none.")
+        fact = f"processes has {len(machine.processes)} entries for K={K} stages"
+        raise BadInput(f"{fact}: give the process of each stage, or () for one process.")
     for k in range(1, K + 1):
         for kind in "FBU":
             if not machine.seconds(kind, k) >= 0:

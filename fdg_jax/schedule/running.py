@@ -106,19 +106,19 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     """
     K, parts = schedule.K, batches * schedule.micro_batches
     if len(schedule.delays) != K:
-        raise ScheduleError(f"{schedule.name}: delays has {len(schedule.delays)} numbers, and there are {K} stages.")
+        raise ScheduleError(f"{schedule.name}: `delays` has {len(schedule.delays)} numbers for {K} stages.")
     trace = trace_run(schedule, batches)
     wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, K + 1) for b in range(1, parts + 1)}
     found = {op for op in trace.version if op.kind in ("F", "B")}
     missing, extra = wanted - found, found - wanted
     if missing or extra:
         ops = [f"{op} of stage k={op.k}" for op in sorted(missing or extra)[:5]]
-        raise ScheduleError(f"{schedule.name}: {'never done' if missing else 'too much'}: {', '.join(ops)}.")
+        raise ScheduleError(f"{schedule.name}: {'never done' if missing else 'done but not due'}: {', '.join(ops)}.")
     for kind in {op.kind for op in trace.tick}:
         for k in range(1, K + 1):
             order = [op.batch for op in trace.tick if (op.kind, op.k) == (kind, k)]
             if order != sorted(order):
-                raise ScheduleError(f"{schedule.name}: stage k={k} does {kind} of the batches in the order {order}")
+                raise ScheduleError(f"{schedule.name}: stage k={k} does {kind} of the batches out of order: {order}.")
     for k in range(1, K + 1):
         expected = [schedule.updates_late(k, batch) for batch in range(1, parts + 1)]
         wrong = [b for b, pair in enumerate(zip(trace.staleness[k - 1], expected, strict=True)) if len({*pair}) == 2]
@@ -126,7 +126,7 @@ def validate(schedule: Schedule, batches: int) -> Trace:
             b = wrong[-1]  # the last one: if the full pipeline is wrong, too, this one is from there
             raise ScheduleError(
                 f"{schedule.name}: the gradient of batch {b + 1} at stage k={k} has staleness "
-                f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by delays={schedule.delays}."
+                f"{trace.staleness[k - 1][b]} by the ticks, but {expected[b]} by delays={schedule.delays}."
             )
     return trace
 

@@ -42,7 +42,7 @@ class AcrossProcesses:
         for k, place in self.all.items():
             if len(found := {device.process_index for device in place.devices}) > 1:
                 fact = f"stage k={k} has devices of the processes {', '.join(map(str, sorted(found)))}"
-                raise BadInput(f"{fact}, and a stage lies within one. Give it devices of one process.")
+                raise BadInput(f"{fact}, but must lie within one. Give it devices of one process.")
         # Each process gets values (`tell`) on the first device of its last stage.
         self.told = {place.device.process_index: Place(place.device) for place in places}
         if missing := sorted(set(range(jax.process_count())) - self.told.keys()):

@@ -107,7 +107,7 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
             else:
                 strange = strange or time.monotonic()
         if strange and time.monotonic() - strange > STRANGE_SECONDS:
-            fact = f"another program listens at {place[0]}:{place[1]}, and no process 0 that waits for this process"
+            fact = f"another program listens at {place[0]}:{place[1]}, not the process 0 that waits for this process"
             raise BadInput(f"{fact}. {OWN_PORT}")
         time.sleep(LOOK_SECONDS)
     raise Absent(f"process 0 at {place[0]}:{place[1]}, or another one that it waits for")

@@ -66,7 +66,7 @@ def join_processes(
         transfers, held = hold_port(address)
     except OSError as error:
         raise BadInput(
-            f"address {address} cannot be used on this host ({reason(error)}). Give one of its own."
+            f"address {address} cannot be used on this host ({reason(error)}). Give an address of this host."
         ) from error
     with held:
         set_up(K * R, address, transfers)
@@ -137,7 +137,7 @@ def address_towards(host: str) -> str:
         try:
             way.connect((host, 9))
         except OSError as error:
-            raise BadInput(f"there is no way from here to {host} ({reason(error)}). Check the address.") from error
+            raise BadInput(f"this host cannot reach {host} ({reason(error)}). Check the address.") from error
         return way.getsockname()[0]
 
 
@@ -153,10 +153,10 @@ def check_address(address: str, host: str) -> None:
     """Raises BadInput unless `address` is an IPv4 address, and either both it and the coordinator's address `host` are
     loopback addresses or neither is."""
     if not is_ip(address):
-        raise BadInput(f"address {address!r} is no IPv4 address. A host name may stand for all interfaces of a host.")
+        raise BadInput(f"address {address!r} is no IPv4 address. Give one: a host name may stand for several.")
     if IPv4Address(address).is_loopback != IPv4Address(host).is_loopback:
         fact = f"the coordinator listens at {host}, and this process would be reached at {address}"
-        raise BadInput(f"{fact}: one of the two is on this host alone. Give the host's own address, as address=.")
+        raise BadInput(f"{fact}: other hosts cannot reach one of the two. Give the host's own address, as address=.")
 
 
 def leave_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:
