@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         known = {command.rpartition(".")[2]: command for group in COMMANDS.values() for command in group}
         name = arguments[0]
         asked = f" Write python -m {known[name]}." if name in known else did_you_mean(name, known)
-        fact = f"{name!r} is not taken here: every command is a module of its own."
+        fact = f"{name!r} is no argument: every command is a module of its own."
         print(f"error: {fact}{asked} python -m fdg_jax lists them.", file=sys.stderr)
         return 2
     print(overview())

@@ -52,8 +52,8 @@ class Pipeline:
         depend on init's key alone, not on K.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
         numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well. Where
-        batches have no labels, it gets None. loss(outputs, labels, key) gets a random key as well, that of stage K's
-        stream "loss", another one in every step (and micro-batch).
+        batches have no labels, it gets None. loss(outputs, labels, key) also gets a random key, a new one for every
+        step (and micro-batch), from stage K's stream "loss".
     optimizer: an optax chain. Each stage has its own state of it, and gives it gradients that are already shrunk by
         beta**(K-k) (Eq. 17). Or a list of chains, one a stage, or a function k -> chain. Each chain sees the gradients
         of its own stage only, so optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient.
@@ -78,12 +78,12 @@ class Pipeline:
     preprocess: preprocess(inputs, step) -> what stage 1 takes; or preprocess(inputs, labels, step) -> (that, the labels
         of the loss), for mixup, masks or noise. It is traced, and step counts batches from 0. The second form runs on
         stage 1's device and again on stage K's, each time without the half that is not needed there. Evaluation does
-        without: the labels of `evaluate` are like those of batches or like those that preprocess makes.
-    guard: skip an update whose loss or gradient has a NaN or an infinity, and keep no running statistics with one;
+        not use it: `evaluate` takes labels like those of batches, or like those that preprocess makes.
+    guard: skip an update whose loss or gradient has a NaN or an infinity, and keep no running statistics that do;
         `Metrics.bad` reports skipped updates. They leave weights and moments as they are; schedules count them, too.
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
     ema: keep an average of each stage's weights, `Pipeline.ema`. It starts at the first weights; every update of the
-        stage makes it ema * average + (1 - ema) * new weights, one that `guard` refuses does not.
+        stage that `guard` does not refuse makes it ema * average + (1 - ema) * new weights.
     axis_rules: where stages are on meshes, pairs of a name that modules give to an axis of their arrays
         (`nn.with_logical_partitioning` and the like) and the axis of the mesh over which it is cut: ("hidden",
         "tensor"). A name that is an axis of the mesh needs no rule; any other is not cut. Batches are cut over the
@@ -302,7 +302,7 @@ class Pipeline:
     ) -> Evaluation:
         """Test loss, top-1 error and the loss's metrics with the newest weights. Batches may be in flight.
 
-        batches: (inputs, labels) each; labels are None if they were so at init. transform: maps the inputs to those of
+        batches: (inputs, labels) each; labels are None if they were None at init. transform: maps inputs to those of
         stage 1; it is traced. What a module writes into a collection of its own is dropped. key: a JAX random key, for
         modules that draw in evaluation and for a loss that takes a key; nothing else depends on it. `train` stays
         False, so that dropout is off. In batch n = 1, 2, ... stage k draws its streams from fold_in(fold_in(key, n),

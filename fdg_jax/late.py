@@ -13,7 +13,7 @@ engine's. While the queue of a stage fills, the stage makes no update and its op
 
 `update` works under jit, lax.scan and vmap, and on sharded arrays: a queue is sharded like its parameters. The state is
 a pytree; Orbax and Flax's serialization save its arrays (the settings are those of the optimizer that reads them). In
-an `optax.chain` it is the last: what stands behind it would not change what predictions and `drain` do.
+an `optax.chain` it has to be the last: predictions and `drain` would not know of anything behind it.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class Layers:
         """The stage of each of n layers. where: the parameter, for the message. Raises BadInput."""
         found = tuple(i * K // n + 1 for i in range(n)) if self.stages is None else tuple(self.stages)
         if len(found) != n:
-            fact = f"{where} has {n} layers on its first axis, and Layers has the stages of {len(found)}"
+            fact = f"{where} has {n} layers on its first axis, but Layers gives stages for {len(found)}"
             raise BadInput(f"{fact}. Give one stage number for each layer.")
         return tuple(checked_stage(where, k, K) for k in found)
 
@@ -73,13 +73,13 @@ Cuts = Sequence[int | tuple[int, ...]]  # for each parameter its stage, or that 
 class StageLine(NamedTuple):
     """What the optimizer keeps of a stage.
 
-    opt_state, correction: of its own optimizer, and of the correction.
+    opt_state, correction: the states of its own optimizer and of its correction.
     line: its delay line of D gradients; () where D is 0.
     sum: the gradients since its last update; () where every gradient makes an update.
     updates, staleness: its updates so far, and the largest measured staleness; int32.
     cosine: with `measure`, between the newest gradient that was used and the one that was computed in the same step;
         float32, NaN before the first.
-    distance: with `measure`, |weights - weights of the gradient's forward pass| / |weights|; the same.
+    distance: with `measure`, |weights - weights of the gradient's forward pass| / |weights|; float32, NaN at first.
     """
 
     opt_state: Tree
@@ -98,7 +98,7 @@ class Profile:
 
     settings: what an optimizer and the state that it is given must have in common, as (name, value) pairs.
     stage_of: as given.
-    lines: for the delay lines.
+    lines: the options of the delay lines.
     asked_forward: whether `forward_params` was called.
     """
 
@@ -159,7 +159,7 @@ class Profile:
         for name, (_, leaf), stage in zip(names, leaves, said, strict=True):
             layers = isinstance(stage, Layers)
             if layers and not leaf.ndim:
-                raise BadInput(f"parameter {name} has no axes, so its first one is not the layer. Give it a stage.")
+                raise BadInput(f"parameter {name} has no axes, so none counts layers. Give it a stage number.")
             found.append(
                 stage.of(name, leaf.shape[0], self.K) if layers else checked_stage(f"parameter {name}", stage, self.K)
             )
@@ -180,7 +180,7 @@ class State:
     """The state of an optimizer that `optimizer` made.
 
     batch: batches since the queues were empty, int32.
-    stages: for k = 1..K.
+    stages: the `StageLine` of each stage k = 1..K.
     trained: the structure of the parameters at `init`, and for each of them whether it is trained here; optax.masked
         and optax.partition hide the others.
     """
@@ -239,19 +239,19 @@ def optimizer(
             as "Dense_0/kernel", or a tree of numbers that is a prefix of the parameters' tree. Instead of a number it
             may give `Layers` where the parameter's first axis is the layer.
         method: one whose gradients are taken at the weights of the forward pass: fdg, ddg, bp.
-        K: number of stages; with `delay` its length.
+        K: number of stages; by default the length of `delay`.
         delay: instead of the method's delays, the batches by which the gradients of each stage are late: measured ones,
             or [4, 4, 4, 4].
         correct, beta, learning_rate, momentum, guard: as those of `fdg_jax.Pipeline`.
         dtype: of waiting gradients ("bfloat16"); None keeps their own.
-        measure: also measures what `report` tells of cosine and distance. It keeps the weights of D batches for that.
+        measure: whether to measure the cosine and distance of `report`. This keeps the weights of D batches for that.
         options: the method's and the corrections' (accumulate, order, prediction, ...), as those of `Pipeline`.
 
     Returns: the optimizer. Its `update` needs the parameters. Further arguments (value=loss) go to `make`'s optimizers
         with the step in which a gradient is used, not the one in which it was computed.
 
     Raises:
-        BadInput: something does not go together; `init`: a parameter has no stage.
+        BadInput: arguments do not go together. `init` raises it where a parameter has no stage.
     """
     if delay is not None:
         K = checked_delay(delay, K, method, options)
@@ -334,8 +334,8 @@ def optimizer(
 
 
 def checked_delay(delay: Any, K: int | None, method: Any, options: Mapping[str, Any]) -> int:
-    """The number of stages of a list of delays. Raises BadInput where it is none, or where something else says how late
-    stages are as well."""
+    """The number of stages of a list of delays. Raises BadInput where it is no such list, or where something else
+    also says how late stages are."""
     if not isinstance(delay, list | tuple | np.ndarray):
         raise BadInput(f"delay={delay!r}. Give a list with one number for each stage, such as [3, 1, 0].")
     if wrong := [D for D in delay if isinstance(D, bool) or not isinstance(D, int | np.integer) or D < 0]:
@@ -450,7 +450,7 @@ def refuse_behind(state: Any) -> None:
     that `drain` makes, and predictions do not know of it."""
     if stands_behind(state):
         fact = "in the optax.chain something stands behind late.optimizer, and changes the updates that it has made"
-        raise BadInput(f"{fact}. Put that into the chain that late.optimizer is given.")
+        raise BadInput(f"{fact}. Put it into the chain that you give to late.optimizer.")
 
 
 def stands_behind(state: Any) -> bool:
@@ -469,9 +469,9 @@ class StageReport(NamedTuple):
     delay: the batches by which its gradients are late.
     staleness: the most updates between a gradient's forward pass and its use, as measured so far.
     updates: its updates so far.
-    queue_bytes: of its delay line.
+    queue_bytes: the bytes of its delay line.
     cosine: between the newest late gradient that it used and the gradient of the same step; None if not measured.
-    distance: |weights - weights of that gradient's forward pass| / |weights|; the same.
+    distance: |weights - weights of that gradient's forward pass| / |weights|; None if not measured.
     """
 
     k: int
@@ -487,8 +487,8 @@ def report(state: Any) -> list[StageReport]:
     """What lateness does to each stage k = 1..K. It waits for the state.
 
     Arguments:
-        state: as that of `forward_params`. Of `jax.eval_shape(optimizer.init, params)` it tells the bytes of the queues
-            before any array is made; what has to be measured is then None.
+        state: as that of `forward_params`. For `jax.eval_shape(optimizer.init, params)`, the report has the bytes of
+            the queues before any array is made; measured values are then None.
     """
     state, told = own(state), []
     for k, (stage, delay) in enumerate(zip(state.stages, state.profile.lines.delays, strict=True), 1):
@@ -526,8 +526,8 @@ def check_state(state: Any, profile: Profile) -> None:
     if state.profile.settings != profile.settings:
         pairs = zip(state.profile.settings, profile.settings, strict=True)
         name, there, here = next((name, a, b) for (name, a), (_, b) in pairs if a != b)
-        fact = f"the state is of an optimizer with {name} {there}, and this one has {here}"
-        raise BadInput(f"{fact}. Make the state with init of the optimizer that it is given to.")
+        fact = f"the state is of an optimizer with {name} {there}, but this one has {here}"
+        raise BadInput(f"{fact}. Make the state with the init of this optimizer.")
     for k, (stage, D) in enumerate(zip(state.stages, profile.lines.delays, strict=True), 1):
         n = stage.line.version.shape[-1] - 1 if stage.line else 0
         if n != D:  # as from a file

@@ -68,8 +68,8 @@ def matrices(params: Any) -> Any:
 
 
 def decaying(optimizer: optax.GradientTransformation, mask: Any) -> optax.GradientTransformation:
-    """Limits an optimizer's weight decay to the parameters of a mask (params -> tree): the optimizer sees zeros for the
-    others, so it must use parameters for their decay only. optax's muon has a mask for its matrices, and none for its
+    """Limits an optimizer's weight decay to the parameters of a mask (params -> tree): the optimizer sees zeros for all
+    others, so it must use parameters for weight decay only. optax's muon has a mask for its matrices, and none for its
     adamw. The wrapper adds no state."""
 
     def update(updates, state, params=None):

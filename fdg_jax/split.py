@@ -118,8 +118,8 @@ def init_whole(
         return dict(network.lazy_init(keys, shape, True, mutable=kept))
     except LazyInitError as error:
         fact = f"a block's first variables depend on the values of its inputs: {sentence(error)}"
-        way_out = "Initialise the blocks yourself and give init(key, example, variables)."
-        raise BadInput(f"{fact} Here they are made of shapes alone. {way_out}") from error
+        way_out = "Initialise the blocks yourself and call init(key, example, variables)."
+        raise BadInput(f"{fact} Here only shapes are known. {way_out}") from error
 
 
 def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
     if len(cuts) != K - 1 or not increasing:
         fact = f"split {','.join(map(str, cuts)) or 'of no numbers'} for K={K} stages of {n_blocks} blocks"
         needed = f"{K - 1} increasing block numbers in 1..{n_blocks - 1}"
-        raise BadInput(f"{fact}: these are not {needed}. Use --split even or balanced, or give such numbers.")
+        raise BadInput(f"{fact}: {needed} are needed. Use --split even or balanced, or give such numbers.")
     return tuple(cuts)
 
 

@@ -233,7 +233,7 @@ WRONG = {
     "weights": (lambda: made(weights="curent"), "weights='curent' is not known"),
     "queues": (lambda: used(made(), serialized(made(K=None, delay=[4, 1, 0]), made()), FIRST), "4 gradients, not 3"),
     "behind": (lambda: late.drain(FIRST, optax.chain(made(), optax.scale(2)).init(FIRST)), "stands behind late"),
-    "state": (lambda: used(made(), made(delay=[1, 1, 0]).init(FIRST), FIRST), "delays (1, 1, 0), and this one has"),
+    "state": (lambda: used(made(), made(delay=[1, 1, 0]).init(FIRST), FIRST), "delays (1, 1, 0), but this one has"),
     "no params": (lambda: used(made(), made().init(FIRST)), "needs the parameters"),
     "forward": (lambda: used(made(**AHEAD), made(**AHEAD).init(FIRST), FIRST), "late.forward_params(params, state)"),
     "not its state": (lambda: late.report(recipe().init(FIRST)), "0 states of late.optimizer"),

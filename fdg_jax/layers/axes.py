@@ -1,4 +1,4 @@
-"""Names of the axes of weights, for stages on several devices: which of them cuts a matrix, and along which axis.
+"""Names of the axes of weights, for stages on several devices: a name says along which axis a matrix is cut.
 
 Flax keeps such names in a box around an array. Outside of `naming`, weights are made without boxes, so that a module of
 this library gives plain arrays to everybody who initialises it.

@@ -113,8 +113,8 @@ class CausalAttention(nn.Module):
     heads: how many; c is a multiple of it.
     rotary: whether queries and keys are turned by their positions; c / heads is then even.
     out_init: draws the first weights of the last layer.
-    kv_heads: heads of keys and values, each for heads / kv_heads of the queries' (Ainslie et al. 2023); None: as many.
-    bias: whether both matrices have one.
+    kv_heads: heads of keys and values; heads / kv_heads heads of queries share one (Ainslie et al. 2023); None: heads.
+    bias: whether both matrices of the layer have a bias.
     qk_norm: whether each head's queries and keys have a root-mean-square norm, before they are turned.
 
     Queries, keys and values are the columns of one matrix, in this order, as in GPT-2.

@@ -82,7 +82,7 @@ def _check(family: Any, file: str) -> None:
     """Raises BadInput if a file with NAMES lacks what a family needs."""
     tables = isinstance(family.NAMES, Mapping) and all(isinstance(each, Mapping) for each in family.NAMES.values())
     if not tables or not all(isinstance(name, str) for name in family.NAMES):
-        fact = f"{_shown(file)}: NAMES is no table {{name: arguments of blocks}}"
+        fact = f"{_shown(file)}: NAMES is not a dictionary {{name: arguments of blocks}}"
         raise BadInput(f"{fact}. Write NAMES = {{'mine': {{}}}}.")
     if not callable(getattr(family, "blocks", None)):
         fact = f"{_shown(file)} has NAMES, but no function blocks"
@@ -131,7 +131,7 @@ def takes(name: str) -> str:
 
 
 def defaults(name: str | None) -> Mapping[str, Any]:
-    """The options for which a model has a default of its own; none for a name that is not known, which comes later."""
+    """The options for which a model has a default of its own; {} for an unknown name, which is refused later."""
     return next((own[name] for family in _families() if name in (own := getattr(family, "DEFAULTS", {}))), {})
 
 

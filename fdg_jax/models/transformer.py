@@ -10,7 +10,7 @@ Networks that others have published set these options, and the length of a block
 - `gpt2`, `gpt2-medium` (Radford et al. 2019). fdg_jax.training.gpt2 reads and writes their published weights.
 - `nanogpt-shakespeare`, `nanogpt-cpu`: nanoGPT's for characters. Its GELU is exact, ours is GPT-2's approximation.
 - `asyncpp` (Ajanthan et al. 2025, arXiv 2505.01099), `rotation32` (Jung et al. 2026, arXiv 2602.03515), whose code
-  builds on the former's: no bias of queries, keys and values, one in the head. Ours are the other way round.
+  builds on the former's: no bias of queries, keys and values, but one in the head. Ours are the other way round.
 
 Deviation from all of these: the softmax of the attention has no dropout, and `--dropout` stays 0 unless it is given.
 
