@@ -233,8 +233,8 @@ def optimizer(
     """An optimizer whose gradients are as late as those of a pipeline of K stages.
 
     Arguments:
-        make: an optax chain, a list with one for each stage, or a function k -> chain. Each stage has its own, so a
-            clipping by the global norm clips by the norm of a stage.
+        make: an optax chain, a list with one for each stage, or a function k -> chain. Each stage has its own, so
+            clipping by the global norm clips each stage by its own norm.
         stage_of: which stage a parameter belongs to, from 1 (the inputs) to K (the loss): a function of its path, such
             as "Dense_0/kernel", or a tree of numbers that is a prefix of the parameters' tree. Instead of a number it
             may give `Layers` where the parameter's first axis is the layer.
@@ -318,7 +318,7 @@ def optimizer(
             raise BadInput("update needs the parameters: optimizer.update(grads, state, params).")
         check_state(state, profile)
         if not state.profile.asked_forward and any(rule.correction.forward for rule in rules):
-            fact = "the correction goes forward at predicted weights, and nobody has asked for them"
+            fact = "the correction goes forward at predicted weights, but forward_params was not called"
             raise BadInput(f"{fact}. Take the gradients at late.forward_params(params, state).")
         batch, cuts, changes, stages = state.batch + 1, profile.cuts(params), [], []
         pieces = zip(state.stages, profile.split(updates, cuts), profile.split(params, cuts), strict=True)

@@ -1,4 +1,4 @@
-"""Starts a command that is stopped when the process that asked for it dies: `python leash.py PARENT SIGNAL WORDS...`.
+"""Starts a command that is stopped when the process that started it dies: `python leash.py PARENT SIGNAL WORDS...`.
 
 The kernel sends the signal (Linux; on other systems the command is only started). The leash is a separate program
 because the setting applies to the process that makes it, and stays when exec replaces the program.

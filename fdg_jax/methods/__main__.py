@@ -28,8 +28,8 @@ class Row(NamedTuple):
     name, schedule: the method's.
     locks: which of its operations wait.
     auxiliary: number of trained parameters that do not belong to the network.
-    stashes: the largest of any stage.
-    staleness: of the stages 1..K, in updates: the average in the full pipeline.
+    stashes: the largest number that any stage keeps.
+    staleness: the average staleness of each stage 1..K in the full pipeline, in updates.
     old_weights: the most copies of its weights, beside the newest, that a stage keeps for its stashes.
     time, speed_up: time per batch with a barrier after each tick, and the speed-up over BP.
     free, free_speed_up: the same without a barrier.

@@ -25,8 +25,8 @@ class Method(NamedTuple):
     same_for_every_K: whether K only changes where the work is done. The paper's warm-up for K = 3 and 4 is not for
         such methods.
     words: {kind of operation: what it does} for kinds other than F and B, for drawings.
-    cost: {kind of operation: its forward passes, backward passes and auxiliary networks of a stage} (Table 2); or a
-        function of K that returns this.
+    cost: {kind of operation: how many forward passes, backward passes and auxiliary networks of a stage it takes}
+        (Table 2); or a function of K that returns this.
     stage: the class of its stages; None: `Stage`. places(devices) -> a Place for each stage; None: each stage is on its
         device.
     """

@@ -11,11 +11,11 @@ from fdg_jax.schedule.walk import Step, filling, walk
 class Task:
     """One entry of a queue.
 
-    what, k, batch, tick: an operation's kind, "enter", "U", "send", "loss" or "host"; whose it is, and when it was
-        dispatched.
+    what: an operation's kind, "enter", "U", "send", "loss" or "host".
+    k, batch, tick: the stage and the batch that it belongs to, and the tick of its dispatch.
     to, size: the stage that a message goes to, and its bytes; 0 for everything else.
     queue: what works on it: a stage's number, (k, to) for a link, or ("host", process).
-    seconds, left: what it takes, and what is left of that.
+    seconds, left: how long it takes, and how much of that is left.
     blockers: how many tasks must still end before it can begin. dependents: the tasks that wait for it.
     latency: seconds from its end until its dependents may go on.
     begin, end: when it ran; None before that is known.

@@ -144,7 +144,7 @@ class FromNNX(nn.Module):
         return {kind: {name: variable(kind, name) for name in names} for kind, names in places.items()}
 
     def key(self, stream: str, train: bool) -> jax.Array:
-        """The key of a random stream in this step; any key where nobody may draw from it."""
+        """The key of a random stream in this step; an arbitrary key where the module may not draw from it."""
         if stream == "params" or not (train or self.has_rng(stream)):
             return jax.random.key(0)
         key = self.make_rng(stream)

@@ -52,8 +52,8 @@ def shardings(k: int, mesh: Mesh, axes: Tree, shapes: Tree, rules: Rules) -> Tre
 
     Arguments:
         axes, shapes: the names of the variables' axes, and their shapes.
-        rules: (name of an axis of an array, axis or axes of the mesh, or None), the first that fits first. A name
-            without a rule that is an axis of the mesh is that one; any other axis is not cut.
+        rules: pairs of the name of an array's axis and the axis (or axes, or None) of the mesh that cuts it; the first
+            that fits counts. A name without a rule is cut by the mesh's axis of the same name, if there is one.
 
     Raises:
         BadInput: an axis of an array is not divisible by that of the mesh.
