@@ -159,7 +159,7 @@ class Profile:
         for name, (_, leaf), stage in zip(names, leaves, said, strict=True):
             layers = isinstance(stage, Layers)
             if layers and not leaf.ndim:
-                raise BadInput(f"parameter {name} has no axes, so none counts layers. Give it a stage number.")
+                raise BadInput(f"parameter {name} has no axes, so it cannot hold layers. Give it a stage number.")
             found.append(
                 stage.of(name, leaf.shape[0], self.K) if layers else checked_stage(f"parameter {name}", stage, self.K)
             )

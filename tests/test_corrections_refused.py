@@ -30,7 +30,7 @@ def files_of_a_user(tmp_path, monkeypatch):
 REFUSED = [
     ({"correct": "tailor"}, "correction 'tailor' is not known. Did you mean taylor"),
     ({"correct": "rate,rate"}, "names rate twice"),
-    ({"correct": "rate,none"}, "none cannot stand with others"),
+    ({"correct": "rate,none"}, "none cannot be combined"),
     ({"correct": "t2"}, "correction t2 is for gradients at current weights, but these are at stashed"),
     ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, but these are at current"),
     ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),

@@ -55,7 +55,7 @@ def parse(asked: Any) -> list[CorrectionSpec]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"{said('correct', asked)} names {twice[0]} twice. Name each correction once.")
     if len(found) > 1 and "none" in names:
-        raise BadInput(f"{said('correct', asked)}: none cannot stand with others. Leave it out, or leave them out.")
+        raise BadInput(f"{said('correct', asked)}: none cannot be combined. Leave it out, or leave the others out.")
     options: dict[str, str] = {}
     for kind in found:
         for option in kind.declared:
@@ -102,7 +102,7 @@ def for_stage(
         correction = kind.make(late, **options)
         if not isinstance(correction, Correction):
             fact = f"make in {FOLDER.shown(kind.name)} returned {type(correction).__name__}"
-            raise BadInput(f"{fact}. Return a Correction; where there is nothing to do, NONE.")
+            raise BadInput(f"{fact}. Return a Correction, or NONE where there is nothing to do.")
         if correction is not NONE:
             made.append((kind, correction))
     return made

@@ -113,7 +113,7 @@ def fitting(call: str, given: str, expected: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, FlaxError) as error:
-        fact, way_out = f"{call} cannot take {given}", "Use arrays like these, or make them by transform=."
+        fact, way_out = f"{call} cannot take {given}", "Use arrays like these, or convert yours with transform=."
         raise BadInput(f"{fact}: {sentence(error)} In training {expected}. {way_out}") from error
 
 

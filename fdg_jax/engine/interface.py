@@ -249,7 +249,7 @@ class Engine:
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """The exact state, batches in flight included, as {path: array}. No later dispatch touches its arrays.
 
-        own: only what this process has. Otherwise each process gets the whole state, and waits for all of them.
+        own: whether to return only this process's part. Otherwise each process waits for all and gets the whole state.
         """
         raise NotImplementedError
 

@@ -59,7 +59,7 @@ def cache_dir() -> Path:
 
 
 def python_command() -> str:
-    """The interpreter's path, relative to the working directory if it is below. Printed commands name this interpreter
+    """The interpreter's path, relative to the working directory if below it. Printed commands name this interpreter
     because fdg_jax may be installed in its environment only."""
     path, here = Path(sys.executable), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

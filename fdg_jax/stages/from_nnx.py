@@ -238,7 +238,7 @@ def place(at: tuple[Any, ...], leaf: Any) -> Path:
 
 
 def nested(leaves: Any) -> dict[str, dict[str, Any]]:
-    """{collection: {name: ...}} of leaves by their places."""
+    """Leaves with their places, as nested dictionaries {collection: {name: ...}}."""
     return unflatten_dict({at: value for at, value in leaves if at})
 
 

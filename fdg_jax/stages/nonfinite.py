@@ -45,7 +45,7 @@ lost_with_its_gradient.defvjp(
 
 
 def guard_loss(report: Callable[..., Tree]) -> Callable[..., Tree]:
-    """The user's loss(outputs, labels) -> loss or (loss, metrics), for guarded stages. It may take a random key."""
+    """The user's loss(outputs, labels[, key]) -> loss or (loss, metrics), for guarded stages."""
 
     def guarded(*batch):
         told = report(*batch)

@@ -21,8 +21,8 @@ Tree = Any
 class Precision(NamedTuple):
     """The dtypes of a stage. None leaves arrays as they are, which means float32.
 
-    compute_dtype: of kernels and activations.
-    output_dtype: of what the stage passes to the next one.
+    compute_dtype: the dtype of kernels and activations.
+    output_dtype: the dtype of what the stage passes to the next one.
     """
 
     compute_dtype: Any = None

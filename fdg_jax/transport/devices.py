@@ -97,7 +97,7 @@ def stage_devices(K: int, here: bool = False, R: int = 1) -> tuple[list[Any], st
     shared = [found[k * there // n] for k in range(n)]
     faster = "" if kind == "CPU" else " Engine delay-line, if the method has it, is faster."
     return shared, (
-        f"K={K} stages share {there} {kind} device{'s' if there > 1 else ''}: the numbers are those of {n} devices, "
+        f"K={K} stages share {there} {kind} device{'s' if there > 1 else ''}: the results are those of {n} devices, "
         f"the speed is not (stages on one device run one after the other).{faster}"
     )
 

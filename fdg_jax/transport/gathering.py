@@ -114,8 +114,8 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
 
 
 def line(way: socket.socket, until: float) -> bytes:
-    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError (an OSError) if time `until` is over,
-    however often a byte arrives."""
+    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError, which is one, once time `until` is
+    over, even if bytes keep arriving."""
     said = b""
     while not said.endswith(b"\n") and len(said) < LONGEST:
         if (left := until - time.monotonic()) <= 0:
