@@ -134,7 +134,7 @@ TWICE = [
     ([Around(SHARED), nn.Sequential([nn.tanh, SHARED, nn.Dense(5)])], {}, r"k=1 \(Around\) and stage k=2 .*, a Dense"),
     ([Around(SHARED), TANH, SHARED, Layer(5)], {"split": [3]}, "two parts of stage k=1 .*, a Dense"),
     ([NNX, fdg_jax.from_nnx(nnx.Sequential(LINEAR, nnx.tanh))], {}, "a Param"),
-    ([NNX, fdg_jax.from_nnx(LINEAR), Layer(5)], {"split": [2]}, "two parts of stage k=1 .*in one from_nnx"),
+    ([NNX, fdg_jax.from_nnx(LINEAR), Layer(5)], {"split": [2]}, "two parts of stage k=1 .*into one from_nnx"),
     ([NNX, TANH, NNX, Layer(5)], {"split": [3]}, ""),
     ([fdg_jax.from_nnx(nnx.Sequential(LINEAR, nnx.tanh, LINEAR)), Layer(5)], {}, ""),
 ]

@@ -89,7 +89,7 @@ REFUSED = [
     (lambda k: None, "the optimizer of stage k=1 is None, no optax optimizer"),
     (0.1, "optimizer is 0.1, no optax optimizer"),
     (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*while optax.lookahead needs two"),
-    (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam: it trains at two points in turn"),
+    (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam: it takes gradients at two points"),
     (optax.contrib.reduce_on_plateau(), "cannot train stage k=1.*no loss.*reduce_on_plateau"),
     (optax.lbfgs(), "missing 3 .*'value_fn'.*Use another optimizer"),
     (optax.multi_transform({"a": optax.sgd(0.1)}, {"no": "such"}), r"the optimizer cannot train stage k=1 \(Part\)"),

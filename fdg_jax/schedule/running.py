@@ -126,7 +126,7 @@ def validate(schedule: Schedule, batches: int) -> Trace:
             b = wrong[-1]  # the last one: if the full pipeline is wrong, too, this one is from there
             raise ScheduleError(
                 f"{schedule.name}: the gradient of batch {b + 1} at stage k={k} has staleness "
-                f"{trace.staleness[k - 1][b]} by the ticks, but {expected[b]} by delays={schedule.delays}."
+                f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by delays={schedule.delays}."
             )
     return trace
 
