@@ -65,8 +65,8 @@ FILES = [  # what is changed in a good file, and what is said of it
         ("    horizon: float", "    reach: float"),
         "make takes horizon, but the options are reach.",
     ),
-    (('NEEDS = ("learning_rate",)', 'NEEDS = ("rate",)'), "needs names 'rate'. It can name 'learning_rate' and"),
-    (("needs=NEEDS)", 'needs=NEEDS, takes=("momentum",))'), "takes names 'momentum'. It can name 'beta' only"),
+    (('NEEDS = ("learning_rate",)', 'NEEDS = ("rate",)'), "`needs` contains 'rate'. It can contain 'learning_rate'"),
+    (("needs=NEEDS)", 'needs=NEEDS, takes=("momentum",))'), "`takes` contains 'momentum'. It can contain 'beta' only"),
     (("options=Options, ", ""), "has a class Options, which its CORRECTION does not name"),
     (
         ('name="ahead"', 'name="before"'),

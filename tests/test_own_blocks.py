@@ -63,7 +63,7 @@ SENSELESS = [
     ({"split": "even", "K": 7}, "K=7 stages are more than the 6 blocks"),
     ({"split": "even", "K": 0}, r"K=0: it must lie in \[1, 10000\]"),
     ({"split": [3], "K": 3}, "split 3 for K=3 stages of 6 blocks: 2 increasing block numbers in 1..5 are"),
-    ({"split": [3, 3]}, "not 2 increasing block numbers"),
+    ({"split": [3, 3]}, "2 increasing block numbers in 1..5 are needed"),
     ({"split": 2.5, "K": 2}, "split=2.5 is 2.5, which is no split"),
     ({"split": ["3"]}, "which is no split"),
     ({"K": 2}, "K=2, but 6 stages were given. Leave K out, or add split="),

@@ -94,7 +94,7 @@ def test_balanced_costs_are_flops_of_the_forward_pass_without_running_it():
 
 def test_a_wrong_split_is_refused_with_K_the_blocks_and_the_way_out():
     for text, K, says in (
-        *((text, 3, f"split {text} for .* are not 2 increasing block numbers in 1..10")
+        *((text, 3, f"split {text} for .* 2 increasing block numbers in 1..10 are needed")
           for text in ("3,3", "0,3", "3,11", "7,3", "3,12", "-1,3", "3,5,7")),
         ("3,x", 3, "neither paper, even, balanced, measured nor block numbers"),
         ("3.5,7", 3, "neither paper"),
