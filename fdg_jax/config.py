@@ -41,7 +41,7 @@ def declared(
     """The options that the files of a folder declare.
 
     Arguments:
-        folder: of methods, corrections or models.
+        folder: the folder of methods, corrections or models.
         options_of: the name of a file -> its options by name.
         taken: names that no such option can have.
 

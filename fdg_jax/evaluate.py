@@ -17,7 +17,7 @@ checkpoint. Its batches in flight are not used, as in the run's own evaluations.
 
 
 def parser(name: str, does: str) -> Parser:
-    """The parser with the flags that this command and `export` share. name: of the command. does: its description."""
+    """The parser with the flags that this command and `export` share. name, does: its name and description."""
     made = Parser(prog=f"python -m fdg_jax.{name}", description=does, epilog=EPILOG)
     made.add_argument("run", metavar="RUN", help="The run directory, or a file that fdg_jax.export wrote.")
     made.add_argument(

@@ -257,7 +257,7 @@ def check_refused(found: Mapping[int, int], expected: Sequence[int] | None, step
     Arguments:
         found: for each guarded stage k, the number of the first refused update in a state.
         expected: the expected numbers, in the order of k; None: accept any.
-        step: of the state.
+        step: the batch after which the state was taken.
     """
     now = tuple(found[k] for k in sorted(found))
     if expected is not None and any(now) and now != tuple(expected):

@@ -252,7 +252,7 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
     Shapes do not show this, so the loss is computed on four made-up examples, and on the two halves of them.
 
     Arguments:
-        loss: the user's.
+        loss: the user's function (outputs, labels) -> loss.
         outputs, labels: the shapes of the loss's arguments, arrays [batch, ...].
         cuts: the reason for parts, such as "method gpipe cuts a batch into 4 micro-batches".
         way_out: the advice at the end of the message.

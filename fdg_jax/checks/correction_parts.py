@@ -29,7 +29,7 @@ def check(
 
     Arguments:
         kind: the correction's spec. correction: its functions for stage k.
-        optimizer: the stage's. params: shapes of the stage's parameters.
+        optimizer: the stage's optimizer. params: shapes of the stage's parameters.
 
     Raises:
         BadInput: a function fails, or returns arrays of a wrong structure, shape or dtype.

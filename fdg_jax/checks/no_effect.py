@@ -35,7 +35,7 @@ def lines(plan: Plan, momentum: float | None, divides: Callable[[], bool]) -> It
     """A warning of a sentence or two for each option without effect.
 
     Arguments:
-        momentum: the optimizer's; None if it is not known.
+        momentum: the optimizer's momentum; None if it is not known.
         divides: () -> whether the optimizer divides a gradient by its own size; called only if this matters.
     """
     names, used = plan.corrected_by, factors(plan)

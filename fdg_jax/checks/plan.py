@@ -22,7 +22,7 @@ MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; larger one
 class Plan(NamedTuple):
     """How the stages are trained.
 
-    corrections: with their options, in the order in which they act. stage_options: the method's, for its stages.
+    corrections: with their options, in the order in which they act. stage_options: the method's options of its stages.
     remat: the stages that recompute activations. other_weights: per stage, the option that makes its backward pass use
         other weights than its forward pass; "" if none does.
     """
@@ -80,7 +80,7 @@ def plan(
     for kind in kinds:
         if both := kind.declared.keys() & set(found.answers_to):
             fact = f"correction {kind.name} and method {found.name} both have the option {min(both)}"
-            raise BadInput(f"{fact}. Give the one in {corrections.FOLDER.shown(kind.name)} another name.")
+            raise BadInput(f"{fact}. Rename the option in {corrections.FOLDER.shown(kind.name)}.")
     known = {*found.answers_to, *(name for kind in kinds for name in kind.answers_to)}
     if unknown := [name for name in asked if name not in known]:
         raise lacks(unknown[0], asked[unknown[0]], found, kinds)

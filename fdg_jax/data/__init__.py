@@ -44,7 +44,7 @@ def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE
         name: the data set.
         files: the files to read; none: the data set's default text.
         block_size: tokens of an example.
-        more: of "tokens": validation, vocabulary and token_dtype (fdg_jax.data.texts.tokens).
+        more: for "tokens": validation, vocabulary and token_dtype (fdg_jax.data.texts.tokens).
 
     Raises:
         BadInput: the name is not known, a file cannot be read, or there is too little text.

@@ -51,7 +51,7 @@ class Blocks:
 
     Arguments:
         file: an `OpenFile`, or what reads like one (fdg_jax.data.texts.tokens).
-        stride: None: T, so that a block begins where the one before ends.
+        stride: in tokens; None for T, so that a block begins where the previous one ends.
 
     Raises:
         Damaged: while reading, if the file has been cut short.

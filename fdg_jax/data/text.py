@@ -103,7 +103,7 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     """Cuts files into blocks, which may run over the end of one file into the next.
 
     Arguments:
-        name: of the data set.
+        name: the name of the data set.
         files: one or more. Several are joined in an unnamed temporary file in the user's cache directory.
         block_size: T.
 

@@ -85,7 +85,7 @@ def opened(directory: Path, names: tuple[str, str]) -> tuple[list[Shards], tuple
 
     Arguments:
         directory: such as `.../cifar10/3.0.2`.
-        names: of the splits.
+        names: the names of the splits.
 
     Raises:
         Unavailable: the files are for TensorFlow.

@@ -100,7 +100,7 @@ def tasks_at(schedule: Schedule, method: Method, at: Times, ticks: int) -> list[
 def versions(schedule: Schedule, ticks: int, trace: Trace) -> dict[Op, tuple[int, int, bool]]:
     """{operation of the first ticks: (version before it, version that its forward pass used, whether it updates)}.
 
-    In the order of dispatch. trace: of a run with at least `ticks` ticks.
+    In the order of dispatch. trace: the trace of a run with at least `ticks` ticks.
     """
     version = trace.version
     found = {}

@@ -40,7 +40,7 @@ class Column(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A comparison. verdict: a sentence for each other group against the first. heads, rows: the table, a row for each
+    """A comparison. verdict: compares the other groups with the first. heads, rows: the table, a row for each
     group. common: the options that all runs share. notes: caveats. data: the runs' notes on their data."""
 
     verdict: str

@@ -219,9 +219,9 @@ def block_numbers(first: int, last: int) -> str:
 class Times(NamedTuple):
     """What was measured, in seconds.
 
-    compiling: until nothing compiled any more.
-    example: per training example; None if every batch may have compiled.
-    evaluation: of all test examples.
+    compiling: the time until nothing compiled any more.
+    example: the time per training example; None if every batch may have compiled.
+    evaluation: the time for all test examples.
     others_percent: in percent, the share of the CPU cores that other processes used meanwhile.
     """
 

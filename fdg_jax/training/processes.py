@@ -244,7 +244,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     """Joins the other processes of the training, if there are any, and checks that all were started alike.
 
     Arguments:
-        joining: how to find the others. options: of this process. given: the names of those on the command line.
+        joining: how to find the others. options: those of this process. given: the names of those on the command line.
 
     Raises:
         BadInput: the processes cannot be joined, or were started differently. Silent: one of them does not come.

@@ -118,7 +118,7 @@ class Trained:
     network: the uncut network, a linen module: `network.apply(variables, preprocess(images), train=False)`.
     variables: the network's Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
     blocks: the network's blocks.
-    options: of the run; from an exported file, the options in the file.
+    options: the run's options; for an exported file, the options in the file.
     inputs: what the network takes.
     cuts: the first blocks of the run's stages 2..K.
     about: where the weights are from: step (batches after which they were taken), drained (whether the batches in
@@ -264,7 +264,7 @@ def load_run(
             lowest test error, which --keep-best keeps.
         data_dir: the folder of the data set, for runs of earlier versions, whose config.json lacks the network's
             inputs; by default the run's.
-        trust_code: executes the copies of own .py files that the run directory may have. Look at them first.
+        trust_code: whether to execute copies of users' own .py files in the run directory. Look at them first.
 
     Raises:
         BadInput: there is no run, no such checkpoint, or a file is damaged.
@@ -368,7 +368,7 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
     """The Flax variables of the uncut network from a state. Its batches in flight are not used.
 
     Arguments:
-        state: of a pipeline whose stages are made of the network's blocks.
+        state: the state of a pipeline whose stages are made of the network's blocks.
         shapes: the shapes and dtypes of the uncut network's variables (`network_shapes`).
 
     Returns: {"params": {"block000": ...}, "batch_stats": ...}, NumPy arrays.
