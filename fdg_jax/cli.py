@@ -44,15 +44,15 @@ class Program(NamedTuple):
     help: Mapping[str, str] = {}  # option -> its help text
 
     def started(self, processes: int) -> str:
-        """The words that start this command in so many processes on one host."""
+        """The words that start this command on one host. processes: how many processes train together."""
         if processes == 1:
             return self.command
         return f"python -m fdg_jax.launch --processes {processes} -- {self.command.removeprefix('python ')}"
 
 
 class CommandLine(NamedTuple):
-    """A parsed command line: the options of the run, the options for joining other processes, the given names in both,
-    and the flags for this start. places: where in --config FILE an option stands, if it does not stand on the command
+    """A parsed command line: the options of the run, those for joining other processes, the names that the user gave of
+    both, and the flags for this start. places: where in --config FILE an option stands, if it is not on the command
     line. line: the options on the command line. file: the options in the file.
     """
 
@@ -107,7 +107,7 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
     file = config_file.read(Path(start.config)) if start.config is not None else config_file.NOTHING
     for name in own_files.FOLDERS:
         if str(value := of_run(given, file).get(name)).endswith(own_files.SUFFIX):
-            fact = f"{file.places[name]}: a file of options executes no code"
+            fact = f"{file.places[name]}: a file of options may not have code executed"
             raise BadInput(f"{fact}. Add {spelled(name)} {value} to the command line.")
     options, named = settled(given, file, program)
     if (name := {**file.options, **given}.get("method")) in methods.ALIASES and name != options.method:
@@ -117,7 +117,7 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
 
 
 def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
-    """The options of the file, without those of `of_another`, and of the command line (`given`), which goes first."""
+    """The options of the file, except those of `of_another`. Options of the command line (`given`) take precedence."""
     return {**{name: value for name, value in file.options.items() if not of_another(name, given, file)}, **given}
 
 
@@ -204,7 +204,7 @@ def unit(program: Program) -> str:
 
 
 def concerns(name: str, program: Program) -> bool:
-    """Whether an option has an effect with the data and the models of a command: others would only fill --help."""
+    """Whether an option has an effect with the data and the models of a command. --help leaves the others out."""
     of_models = {option for model in models.names(unit(program)) for option in models.declared(model)}
     kinds = program.datasets if unit(program) == "tokens" else ("images",)
     return (name not in OF_MODELS or name in of_models) and not {*kinds}.isdisjoint(OF_DATA.get(name, kinds))
@@ -218,7 +218,7 @@ def add(box: Any, option: Option, program: Program) -> None:
     about |= {} if kind is bool else {"metavar": metavar(option)}
     if name == "resume":
         box.add_argument(flag, nargs="?", const=True, type=auto, **about, metavar="auto")
-        box.add_argument("--no-resume", dest=name, action="store_false", help="Begin a new run, as by default.")
+        box.add_argument("--no-resume", dest=name, action="store_false", help="Begin a new run (the default).")
     elif kind is bool:
         box.add_argument(flag, action=argparse.BooleanOptionalAction if name in FIELDS else "store_true", **about)
     elif name in ("sweep", *FILES):

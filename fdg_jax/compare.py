@@ -8,8 +8,8 @@ from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.report import comparison, results
 
-EPILOG = """Runs that differ only in their seed are one row: the median, and the lowest and highest. Runs that go on, or
-were killed, are compared by what is known so far."""
+EPILOG = """Runs that differ only in their seed are one row, with the median, the lowest and the highest number. Runs
+that go on, or were killed, are compared by what is known so far."""
 
 
 @output.command
@@ -17,8 +17,8 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
     parser = Parser(
         prog="python -m fdg_jax.compare",
-        description="Compares runs: final numbers, differences in options, speed and memory, and as a page the curves "
-        "over batches, examples and time.",
+        description="Compares runs: final numbers, differences in options, speed and memory. --html adds a page with "
+        "the curves over batches, examples and time.",
         epilog=EPILOG,
     )
     runs = "A run directory, or a *.jsonl file with a result in each line, as in experiments/results."

@@ -41,7 +41,7 @@ def declared(
     """The options that the files of a folder declare.
 
     Arguments:
-        folder: of methods, corrections or models.
+        folder: the folder of methods, corrections or models.
         options_of: the name of a file -> its options by name.
         taken: names that no such option can have.
 
@@ -61,7 +61,7 @@ def declared(
 def of_file(
     folder: Folder, file: str, own: Mapping[str, Option], others: Mapping[str, Option], taken: Collection[str]
 ) -> dict[str, Option]:
-    """The options of a file, with the files that declare them; others: those of the other files of its folder.
+    """The options of a file, with the files that declare them. others: the options of the other files in its folder.
 
     Raises: BadInput for a name in `taken`, and where another file declares the option differently.
     """
@@ -69,7 +69,7 @@ def of_file(
     for name, new in own.items():
         before = others.get(name, new)
         if name in taken:
-            fact = f"{folder.shown(file)} declares the option {name}, a name with another meaning"
+            fact = f"{folder.shown(file)} declares the option {name}, a name that is already in use"
             raise BadInput(f"{fact}. Choose another one.")
         if (new.kind, new.default) != (before.kind, before.default):
             both = f"{folder.shown(file)} and {folder.shown(before.by[0])}"
@@ -181,8 +181,8 @@ class RunLength(NamedTuple):
 
 
 def run_length(examples: int, batch_size: int, epochs: int, steps: int | None = None) -> RunLength:
-    """How many batches a run has. examples: of the training set. epochs: 0: `steps` decides. steps: the most batches;
-    None: no such limit."""
+    """The length of a run in batches. examples: the size of the training set. epochs: if 0, `steps` decides. steps: the
+    largest number of batches; None for no limit."""
     per_epoch = math.ceil(examples / batch_size)
     all_epochs = epochs * per_epoch or steps or 0
     return RunLength(per_epoch, all_epochs, min(all_epochs, steps or all_epochs))

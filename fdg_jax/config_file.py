@@ -89,7 +89,7 @@ def unknown(key: str, name: str) -> str:
         return RETIRED[name]
     if name in OF_START or name in OF_JOINING:
         return f"{spelled(name)} is no option of the run, so it is taken on the command line only."
-    asked = did_you_mean(name, FIELDS) or " --help lists the options; their names have _ for -."
+    asked = did_you_mean(name, FIELDS) or " --help lists the options; write _ for - in their names."
     return f"there is no option {shown(key)}.{asked}"
 
 

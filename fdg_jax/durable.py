@@ -103,8 +103,8 @@ def is_disk_full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A context in which to write a file of a cache under the temporary name that it gives, in the same folder. At the
-    end the file gets its own name; after an exception, it is removed.
+    """A context that gives a temporary path in the same folder, for writing a file of a cache. At the end the file gets
+    its own name; after an exception, it is removed.
 
     Temporary files that killed processes have left there, a day old, are removed as well.
     """

@@ -11,13 +11,13 @@ from fdg_jax.options.parser import Parser
 from fdg_jax.training import command
 from fdg_jax.training.trained import Trained, read
 
-EPILOG = """Without --checkpoint the weights of a finished run are those of its end, whose numbers summary.json has: the
-batches that its last checkpoint has in flight are used first. Of a run that is not finished, and with --checkpoint,
-the weights are as they were at that batch, with batches in flight not used, as in the run's own evaluations."""
+EPILOG = """Without --checkpoint, the weights of a finished run are those of its end, as in summary.json: the batches in
+flight of its last checkpoint are used first. For an unfinished run, or with --checkpoint, the weights are those of the
+checkpoint. Its batches in flight are not used, as in the run's own evaluations."""
 
 
 def parser(name: str, does: str) -> Parser:
-    """The parser with the flags that this command and `export` share. name: of the command. does: its description."""
+    """The parser with the flags that this command and `export` share. name, does: its name and description."""
     made = Parser(prog=f"python -m fdg_jax.{name}", description=does, epilog=EPILOG)
     made.add_argument("run", metavar="RUN", help="The run directory, or a file that fdg_jax.export wrote.")
     made.add_argument(
@@ -25,8 +25,8 @@ def parser(name: str, does: str) -> Parser:
         metavar="N|best",
         help="The checkpoint after batch N, or the one with the lowest test error, which --keep-best keeps.",
     )
-    made.add_argument("--data-dir", metavar="DIR", help="Where the data set is. Default: as the run was told.")
-    about = "Execute the copies of own .py files in the run directory, which a stranger may have made."
+    made.add_argument("--data-dir", metavar="DIR", help="Where the data set is. Default: the run's --data-dir.")
+    about = "Execute the copies of users' own .py files in the run directory. A stranger may have made them."
     made.add_argument("--trust-code", action="store_true", help=about)
     return made
 
@@ -49,9 +49,9 @@ def trained(given: Namespace) -> Trained:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
     made = parser("evaluate", "Prints the test loss and error of a trained network.")
-    made.add_argument("--text", metavar="FILE", nargs="+", help="The text of a run on text. Default: likewise.")
+    made.add_argument("--text", metavar="FILE", nargs="+", help="The text of a run on text. Default: the run's files.")
     for name in ("tokens", "validation"):
-        made.add_argument(f"--{name}", metavar="FILE", nargs="+", help="Of a run on tokens. Default: likewise.")
+        made.add_argument(f"--{name}", metavar="FILE", nargs="+", help="For a run on tokens. Default: the run's files.")
     given = made.parse_args(arguments)
     network = trained(given)
     found = network.evaluate(data_dir=given.data_dir, text=given.text, tokens=given.tokens, validation=given.validation)

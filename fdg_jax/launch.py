@@ -82,8 +82,8 @@ def parser() -> Parser:
     add = made.add_argument
     add("--processes", type=int, required=True, metavar="N", help="how many processes to start")
     add("--cores", type=int, nargs="+", metavar="CORE", help="cores to share out (default: all usable ones; Linux)")
-    about = "start all again after a process has died, with --resume auto, at most N times, after 1, 2, 4, ... up to "
-    about += "60 s; not after exit code 2 or a stop by a signal (default: 0). The words need --run-dir"
+    about = "start all again after a process has died, with --resume auto, at most N times, after pauses of 1, 2, "
+    about += "4, ... up to 60 s; not after exit code 2 or a stop by a signal (default: 0). The words need --run-dir"
     add("--restart", type=int, default=0, metavar="N", help=about)
     about = "after a signal, the time for the processes to write a checkpoint and end; what is left is killed "
     add("--grace", type=float, default=300.0, metavar="SECONDS", help=f"{about}(default: 300)")
@@ -115,7 +115,7 @@ def planned(arguments: Sequence[str]) -> Namespace:
     if given.restart and not has_flag(words, "--run-dir"):
         raise BadInput("--restart goes on with the run in --run-dir, which is not given. Add --run-dir DIR after --.")
     if (K := number_of_stages(words)) is not None and given.processes > K:
-        fact = f"--processes {given.processes}: each process needs a stage, and there are K={K}"
+        fact = f"--processes {given.processes}: each process needs a stage, but there are only K={K}"
         raise BadInput(f"{fact}. Use 1 to {K}.")
     given.words, given.cores = words, shares(given.processes, wanted_cores(given.cores))
     return given
@@ -136,8 +136,8 @@ def wanted_cores(asked: Sequence[int] | None) -> list[int]:
 
 
 def shares(processes: int, among: Sequence[int]) -> tuple[Collection[int], ...]:
-    """The cores of each process: neighbouring cores, as many for each process as possible, give or take one. If there
-    are fewer cores than processes, each process has one core, and some share it.
+    """The cores of each process: neighbouring cores, in numbers that differ by at most one. If there are
+    fewer cores than processes, each process has one core, and some share it.
 
     Arguments:
         processes: the number of processes. among: the cores; none if processes cannot be pinned.
@@ -369,7 +369,7 @@ class Group:
         elif self.signals and self.handed == LET_BE:
             self.hand(ASKED, self.grace)
             fact = f"{name_of(self.signals[0])}: waiting at most {self.grace:g} s for the processes to stop"
-            self.err.say(f"{fact} (SIGINT or SIGTERM again: at once)")
+            self.err.say(f"{fact} (SIGINT or SIGTERM again stops them at once)")
 
     def ended(self, index: int) -> None:
         """Handles the end of a process. A failure after the first one changes only how much time the others have."""

@@ -1,7 +1,7 @@
-"""A method, a correction, a model or a data set in a file of one's own: `--method ./mine.py`.
+"""A method, a correction, a model or a data set in a user's own file: `--method ./mine.py`.
 
-The file joins the folder of its kind as if it lay there, named like the file without .py, and everything else goes by
-that name. A run keeps the path and the sha256 of the file in config.json, and a copy in its folder `code`.
+The file joins the folder of its kind as if it lay there. Its name there, and everywhere else, is the file's name
+without .py. A run keeps the path and the sha256 of the file in config.json, and a copy in its folder `code`.
 
 A run directory may come from a stranger, so its copy is executed with --trust-code only. Without it, the same file has
 to be named on the command line again.
@@ -32,8 +32,8 @@ def load(option: str, path: str, content: bytes | None = None) -> None:
     """Makes a file known under the name that it has without .py.
 
     Arguments:
-        option: of which it can then be a value.
-        content: of the file, where it has been read.
+        option: the option that can then have this value.
+        content: what the file holds, if it was read before.
 
     Raises: BadInput where it cannot be used.
     """
@@ -44,13 +44,13 @@ def load(option: str, path: str, content: bytes | None = None) -> None:
         raise BadInput(f"the {folder.what} {path} cannot be read: {reason(error)}. Name a Python file.") from None
     for other in FOLDERS.values():  # all of them, since a run keeps the copies by name
         if (own := other.own().get(name, file)).content != file.content:
-            raise BadInput(f"{path} and {own.path} differ and have one name. Give one of them another name.")
+            raise BadInput(f"{path} and {own.path} differ but have the same name. Give one of them another name.")
     if name in folder.own():
         return
     if is_known(option, name):
         raise BadInput(f"{path}: there is a {folder.what} {name} already. Give the file another name.")
     if not name.isidentifier():
-        raise BadInput(f"{path}: {name!r} is no name in Python. Give the file a name such as mine.py.")
+        raise BadInput(f"{path}: {name!r} is not a name in Python. Give the file a name such as mine.py.")
     folder.join(name, file)
     try:
         if option == "method":
@@ -94,7 +94,7 @@ def by_name(option: str, value: Any) -> Any:
 
 
 def by_path(option: str, value: Any, paths: Mapping[str, str] | None = None) -> Any:
-    """The inverse of `by_name`. paths: by name; None: of the files that are loaded."""
+    """The inverse of `by_name`. paths: name -> path; None: those of the loaded files."""
     if option not in FOLDERS:
         return value
     known = {name: file.path for name, file in FOLDERS[option].own().items()} if paths is None else {**paths}
@@ -126,7 +126,7 @@ def facts(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check(where: Path, code: Any) -> None:
-    """Raises BadInput where what stands in a file is not what `facts` gives."""
+    """Raises BadInput if `code`, read from the file `where`, does not have the form of `facts`."""
     for name, about in code.items() if isinstance(code, dict) else [("", code)]:
         sound = name.isidentifier() and isinstance(about, dict) and isinstance(about.get("has"), list)
         texts = (about.get("path"), about.get("sha256"), *about["has"]) if sound else (None,)
@@ -142,14 +142,14 @@ def keep(run: Path, options: Mapping[str, Any]) -> None:
 
 
 def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
-    """Sees to it that the files of one's own that a run was made with are loaded.
+    """Loads the user's own files that a run was made with, unless they are loaded already.
 
     Arguments:
-        run: the run directory; or an exported file, which has no copies: those are where the files were.
+        run: the run directory; or an exported file, which has no copies: the files are read where they were.
         stored: its config.json, or the file's options with `code`.
 
-    Raises: BadInput where another file of that name is loaded, where a copy is damaged, and where nobody has said that
-    it may be executed.
+    Raises: BadInput if another file of that name is loaded, if a copy is damaged, and if nobody has allowed its
+    execution.
     """
     code = stored.get(CODE) or {}
     check(run, code)
@@ -169,5 +169,5 @@ def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
                     raise BadInput(f"{copy} is not the file that {run} was made with: its sha256 differs. Put it back.")
                 load(option, str(copy), content)
             else:
-                fact = f"{run} was made with code of its own, {copy}, which is not executed unasked"
+                fact = f"{run} was made with code of its own, {copy}, which is executed only on request"
                 raise BadInput(f"{fact}. Look at it, then add --trust-code (in Python, trust_code=True).")

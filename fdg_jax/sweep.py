@@ -73,7 +73,7 @@ def run(asked: CommandLine, program: Program, signals: Signals) -> int:
     if asked.start.dry_run:
         for one in found:
             print(shlex.join([python_command(), *command(one, folder, program, asked.start)]), file=output.loud())
-        print(f"dry run: {len(found)} runs, none was started. Add --dry-run to one of them for what it costs.")
+        print(f"dry run: {len(found)} runs, none was started. Give one of them alone with --dry-run to see its cost.")
         return 0
     try:
         durable.make_folder(folder)
@@ -244,7 +244,7 @@ def cores_for(jobs: int) -> list[int | None]:
         return [None] * jobs
     cores = usable()
     if jobs > len(cores):
-        raise BadInput(f"--jobs {jobs}: each run gets a core, and there are {len(cores)}. Use 1 to {len(cores)}.")
+        raise BadInput(f"--jobs {jobs}: each run gets a core, but there are {len(cores)}. Use 1 to {len(cores)}.")
     return list(cores[:jobs])
 
 

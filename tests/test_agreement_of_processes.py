@@ -118,7 +118,7 @@ def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("given", "fact"), [
-    ({"processes": 2}, "--processes is for a training in several processes, and --coordinator is not given"),
+    ({"processes": 2}, "--processes is for a training in several processes, but --coordinator is not given"),
     ({"coordinator": "127.0.0.1:1"}, "--coordinator 127.0.0.1:1 needs --process-id, too"),
     ({"coordinator": "auto", "peer_timeout": 0.0}, "peer_timeout=0.0: it must be positive"),
     ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),

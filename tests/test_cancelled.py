@@ -14,7 +14,7 @@ from fdg_jax.errors import NoEffect
 from fdg_jax.options.fields import as_flags
 from fdg_jax.training.job import learning_rates, rate_by_batch
 
-BETA = "--beta 0.5: the optimizer divides a gradient by its own size, so a constant factor cancels (nearly)."
+BETA = "--beta 0.5: the optimizer divides a gradient by its own size, so a constant factor nearly cancels."
 SAID = {
     "": [],
     "--beta 0.5": [],
@@ -33,7 +33,7 @@ SAID = {
     "--optimizer nadam --correct cosine --gate-decay 0.1": ["--gate-decay 0.1: the optimizer divides"],
     "--correct anticipate": ["drop of the learning rate by 10 it looks 10 times too far ahead"],
     "--correct anticipate --lr-schedule cosine": [],
-    "--correct anticipate --lr-schedule cosine --momentum 0": ["without any it looks no update ahead"],
+    "--correct anticipate --lr-schedule cosine --momentum 0": ["without momentum it looks no update ahead"],
     "--K 3 --correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["it makes the largest"],
     "--K 3 --correct anticipate --lr-schedule wsd --momentum 0 --prediction combined": ["it makes the largest"],
     "--correct rate --clip-norm 1 --K 3": ["each stage clips its own gradient"],

@@ -26,7 +26,7 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
     engine, said = chosen("gpu", 1, method="bp", K=1)
     assert (engine, "auto chose delay-line" in said) == ("delay-line", True)
     engine, said = chosen("gpu", 1, method="fdg", K=2)
-    assert (engine, "there are 1 for K=2 stages" in said) == ("delay-line", True)
+    assert (engine, "there are 1 devices for K=2 stages" in said) == ("delay-line", True)
     assert chosen("cpu", 1, method="bp", K=1) == ("pipeline", "")
     assert chosen("gpu", 2, method="fdg", K=2) == ("pipeline", "")
     assert chosen("gpu", 1, method="fdg", K=1, weights="current") == ("pipeline", "")

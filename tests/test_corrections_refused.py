@@ -42,10 +42,10 @@ REFUSED = [
     ({"correct": "dc_asgd", "compensation_strength": -1.0}, "it must be 0 or more"),
     ({"correct": "gap_aware", "learning_rate": -0.1}, "learning_rate=-0.1: it must lie in"),
     ({"correct": "t2,dc_asgd"}, "t2 is for gradients at current weights, and dc_asgd for .* Use one of them"),
-    ({"correct": BACKWARD}, "changes the weights of its backward passes, and these are stashed"),
+    ({"correct": BACKWARD}, "changes the weights of its backward passes, but with stashed weights"),
     ({"correct": "taylor", "strong": 1.0}, "strong=1.0"),
     ({"correct": "taylor", "method": "fr"}, "changes the backward pass of stage k=1"),
-    ({"gate_decay": 0.1}, "none has no such option .it has: none.. Add correct='cosine', whose it is"),
+    ({"gate_decay": 0.1}, "none has no such option .it has: none.. Add correct='cosine', which has it"),
     ({"correct": "cosine", "gate_deca": 0.1}, "gate_decay.. Did you mean gate_decay"),
     ({"correct": CorrectionSpec("mine", "", lambda: Correction())}, "`make` takes nothing. Write def make.late."),
     ({"correct": CorrectionSpec("mine", "", lambda late: NONE, needs="momentum")}, "needs=.'momentum',., with a comma"),
@@ -75,7 +75,7 @@ FILES = [  # what is changed in a good file, and what is said of it
     (("CORRECTION =", "OTHER ="), "has no CORRECTION of type CorrectionSpec"),
     (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
     (("horizon", "order"), "correction ahead and method fdg both have the option order"),
-    (("horizon", "guard"), "Options.guard has a name with another meaning"),
+    (("horizon", "guard"), "Options.guard has a name that is already in use"),
 ]
 
 
@@ -98,7 +98,7 @@ class Compensated(Stage):
 def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay():
     method = Method("mine", "", lambda K: fdg(K), delay_line=True, stage=Compensated)
     pipeline(2, DATA[0], method=method)
-    with pytest.raises(BadInput, match="are of a class of their own"):
+    with pytest.raises(BadInput, match="has a stage class of its own"):
         pipeline(2, DATA[0], method=method, engine="delay-line")
 
 
@@ -109,10 +109,10 @@ def remembers(params):
 WRONG_PARTS = {
     "gradient fails. ": {"gradient": lambda grads, then, now: grads},
     "gradient does not return (gradients, state)": {"gradient": lambda grads, then, now, state: [grads, state]},
-    "gradient returns gradients, ['bias'] of bfloat16[12], which was float32[12]": {
+    "gradient returns gradients, ['bias'] of bfloat16[12], where float32[12] is needed": {
         "gradient": lambda grads, then, now, state: (jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads), state)
     },
-    "gradient returns a state, float32[], which was int32[]": {
+    "gradient returns a state, float32[], where int32[] is needed": {
         "init": remembers,
         "gradient": lambda grads, then, now, n: (grads, 0.9 * n + 1),
     },
@@ -121,14 +121,14 @@ WRONG_PARTS = {
         "gradient": lambda grads, then, now, state: (grads, grads),
     },
     "init fails. ": {"init": lambda: ()},
-    "updated returns int32[3], which was int32[]": {
+    "updated returns int32[3], where int32[] is needed": {
         "init": remembers,
         "updated": lambda before, after, n: jnp.zeros(3, jnp.int32),
     },
     "drained returns a tree of 0 arrays, not of 1": {"init": remembers, "drained": lambda n: ()},
     "forward returns a tree with other keys": {"forward": lambda params, state: list(params.values())},
-    "before is int, no optax transformation": {"before": 3},
-    "optimizer returns NoneType, no optax transformation": {"optimizer": lambda chain: None},
+    "`before` is int, not an optax transformation": {"before": 3},
+    "`optimizer` returns NoneType, not an optax transformation": {"optimizer": lambda chain: None},
     "what it adds to the optimizer fails. ": {"before": optax.trace(0.9)._replace(update=lambda grads: grads)},
 }
 

@@ -43,14 +43,14 @@ SOUND = Dataset("mine", IMAGES, LABELS, IMAGES, LABELS, 5, (0.5,) * 3, (0.2,) * 
 
 @pytest.mark.parametrize(("changed", "said"), [
     ({"train_images": IMAGES / 255}, "train_images is float64[5, 8, 8, 3]. Images are uint8[N, H, W, C]."),
-    ({"test_images": IMAGES[:, :4]}, "test_images is uint8[5, 4, 8, 3], and train_images is uint8[5, 8, 8, 3]."),
+    ({"test_images": IMAGES[:, :4]}, "test_images is uint8[5, 4, 8, 3], but train_images is uint8[5, 8, 8, 3]."),
     ({"train_labels": LABELS.astype(np.int64)}, "train_labels is int64[5]. Labels are int32[N], one for each"),
     ({"test_labels": LABELS[:4]}, "test_labels is int32[4]. Labels are int32[N], one for each"),
     ({"test_images": IMAGES[:0], "test_labels": LABELS[:0]}, "there is no image in it"),
     ({"train_labels": LABELS + 1}, "train_labels run from 1 to 5. With 5 classes labels are 0 to 4."),
-    ({"std": (0.2, 0.0, 0.2)}, "std is (0.2, 0.0, 0.2). It has 3 numbers between 0 and 1"),
-    ({"mean": (0.5,)}, "mean is (0.5,). It has 3 numbers between 0 and 1"),
-    ({"pad": 8}, "pad is 8. It is less than the 8 pixels of an image"),
+    ({"std": (0.2, 0.0, 0.2)}, "std is (0.2, 0.0, 0.2). It needs 3 numbers between 0 and 1"),
+    ({"mean": (0.5,)}, "mean is (0.5,). It needs 3 numbers between 0 and 1"),
+    ({"pad": 8}, "pad is 8. Use less than the 8 pixels of an image"),
 ])  # fmt: skip
 def test_what_breaks_the_contract_of_a_data_set_is_refused_when_it_is_loaded(changed, said):
     assert checked(SOUND) is SOUND

@@ -104,7 +104,7 @@ GOOD = encode(images_and_labels(1)[0][0], "PNG")
 @pytest.mark.parametrize(("image", "label", "message"), [
     (GOOD[:-200], 1, "can't be decoded"),
     (encode(images_and_labels(1)[0][0][:16], "PNG"), 1, r"(16, 32, 3)"),
-    (GOOD, 10, "the label 10 and not one of 0..9"),
+    (GOOD, 10, "the label 10 instead of one of 0..9"),
 ], ids=["half an image", "size", "label too large"])  # fmt: skip
 def test_an_undecodable_image_is_refused_by_shard_and_number(tmp_path, image, label, message):
     train = [(GOOD, 0)] * 17 + [(image, label)] + [(GOOD, 0)] * 12

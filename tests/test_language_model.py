@@ -72,7 +72,7 @@ def test_a_run_from_before_these_options_goes_on_with_what_they_then_meant():
 
 BAD = {
     "--model resnet20": "takes images, and --dataset text has tokens. Models for tokens are transformer",
-    "--dataset digits": "this command trains on text, tokens. Others have commands of their own",
+    "--dataset digits": "this command trains on text, tokens. Other data have their own commands",
     "--text missing.txt": "missing.txt cannot be read or copied: No such file",
     "--block-size 1000000": "make 0 blocks of --block-size 1000000",
     "--dropout 1": "it must lie in [0, 1)",

@@ -78,7 +78,7 @@ def test_cores_are_shared_out_as_evenly_as_possible(processes, cores, expected):
     ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
     ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
     ("--processes 2 --grace nan -- -c pass", "--grace nan"),
-    ("--processes 5 -- train.py --K 2", "there are K=2. Use 1 to 2."),
+    ("--processes 5 -- train.py --K 2", "there are only K=2. Use 1 to 2."),
 ])  # fmt: skip
 def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):
     assert main(words.split()) == 2

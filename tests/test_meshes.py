@@ -107,7 +107,7 @@ def test_a_state_goes_on_with_another_number_of_replicas_and_a_smaller_last_batc
 
 
 @pytest.mark.parametrize(("method", "replicas", "message"), [
-    ("bp", 3, "a batch of 16 examples cannot be cut over the 3 devices of stage k=1.* Use a multiple of 3"),
+    ("bp", 3, "a batch of 16 examples cannot be divided among the 3 devices of stage k=1.* Use a multiple of 3"),
     ("data_parallel", 2, "data_parallel spreads every stage over the K devices by itself"),
 ])  # fmt: skip
 def test_what_replicas_cannot_do_is_said(method, replicas, message):

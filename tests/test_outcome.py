@@ -122,8 +122,8 @@ def test_every_engine_and_method_predicts_and_exports(options):
 
 @pytest.mark.parametrize(("inputs", "match"), [
     (X[:, :7], r"predict cannot take inputs float32\[16, 7\]: .* stage 1 takes float32\[16, 8\]\. .* by transform="),
-    (X.astype(np.int32), r"the inputs are int32\[16, 8\], at init"),
-    (X[:0], r"^the inputs are float32\[0, 8\]: no example. Give predict one or more.$"),
+    (X.astype(np.int32), r"the inputs are int32\[16, 8\], but at init"),
+    (X[:0], r"^the inputs are float32\[0, 8\]: there is no example. Give predict at least one.$"),
     (X.tolist(), "numpy.asarray"),
 ])  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused(inputs, match, trained):
@@ -136,7 +136,7 @@ def test_stages_of_their_own_have_no_uncut_network():
     assert ours.cuts is None and len(ours.export()) == 2
     with pytest.raises(BadInput, match=r"export\(whole=True\): the stages are modules of their own.*split="):
         ours.export(whole=True)
-    with pytest.raises(BadInput, match="variables is one dictionary, but the stages are modules of their own"):
+    with pytest.raises(BadInput, match="variables is one dictionary, but the stages were not cut from one network"):
         pipeline(2, DATA[0], variables={"params": {}})
 
 

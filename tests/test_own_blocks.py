@@ -58,7 +58,7 @@ def test_blocks_with_and_without_train_and_dropout_train_together():
 
 
 SENSELESS = [
-    ({"split": "balanced"}, "split='balanced' does not say into how many stages. Give K=2"),
+    ({"split": "balanced"}, "split='balanced' does not set the number of stages. Give K=2"),
     ({"split": "best", "K": 2}, "split='best' is not known. Use split='balanced'"),
     ({"split": "even", "K": 7}, "K=7 stages are more than the 6 blocks"),
     ({"split": "even", "K": 0}, r"K=0: it must lie in \[1, 10000\]"),

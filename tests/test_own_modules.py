@@ -169,8 +169,8 @@ def test_arrays_that_cannot_be_used_or_do_not_fit_are_refused_and_no_batch_is_co
         ours.train(deleted(X), Y, np.zeros((1, 4), np.int32))
     for batch, match in (
         ((X[:, :7], Y), r"evaluate cannot take inputs float32\[16, 7\] .*stage 1 takes float32\[16, 8\]"),
-        ((X, Y.astype(np.float32)), r"the labels are float32\[16\], at init they were int32\[16\]"),
-        ((X, {"class": Y}), r"the labels are int32\[16\], at init"),
+        ((X, Y.astype(np.float32)), r"the labels are float32\[16\], but at init they were int32\[16\]"),
+        ((X, {"class": Y}), r"the labels are int32\[16\], but at init"),
     ):
         with pytest.raises(BadInput, match=match):
             ours.evaluate([DATA[0], batch])

@@ -157,7 +157,7 @@ METHOD = Method(name="mine", summary="", schedule=lambda K: bp(K), options=Optio
     ("gain: complex = option(1j, 'the gain')", "gain is of a type that an option cannot have"),
     ("gain: int = option(1.5, 'the gain')", r"Options\.gain has the default 1\.5, which is no whole number"),
     ("accumulate: int = option(2, 'fewer updates')", "mine.py and fdg_jax/methods/ddg.py declare .*differ"),
-    ("seed: int = option(2, 'another seed')", "declares the option seed, a name with another meaning"),
+    ("seed: int = option(2, 'another seed')", "declares the option seed, a name that is already in use"),
 ])  # fmt: skip
 def test_a_file_whose_options_cannot_be_is_left_out_and_the_command_says_why(line, match, folder, monkeypatch):
     (folder / "mine.py").write_text(WHOLE.replace("LINE", line))

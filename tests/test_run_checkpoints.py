@@ -85,7 +85,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**20))
     monkeypatch.setattr(folder, "save", lambda *_: pytest.fail("it was written"))
-    with pytest.raises(SaveFailed, match=r"after batch 2 .*No space .* \(it needs [\d.]+ MB, 1.049 MB are free"):
+    with pytest.raises(SaveFailed, match=r"after batch 2 .*No space .* \(it needs [\d.]+ MB, but 1.049 MB are"):
         saved(tmp_path, 2)
     assert names(tmp_path) == ["step-000000001"]
 
@@ -167,11 +167,11 @@ def test_where_all_are_damaged_nothing_begins_anew_by_itself(tmp_path, monkeypat
     damage(tmp_path, 2)
     with monkeypatch.context() as patch:
         patch.setattr(durable, "rename", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
-        with pytest.raises(BadInput, match=r"no checkpoint in .* is whole; 2 damaged"):
+        with pytest.raises(BadInput, match=r"no checkpoint in .* is whole, 2 are damaged"):
             newest(tmp_path)
     assert "It cannot be put aside (Permission denied)" in capsys.readouterr().err
     for _ in range(2):  # nor the second time
-        with pytest.raises(BadInput, match=r"no checkpoint in .* is whole; 2 damaged"):
+        with pytest.raises(BadInput, match=r"no checkpoint in .* is whole, 2 are damaged"):
             newest(tmp_path)
     assert names(tmp_path) == ["damaged-step-000000001", "damaged-step-000000002"]
 
@@ -274,7 +274,7 @@ def test_room_is_looked_for_for_all_parts_before_any_is_written(tmp_path, monkey
     """A file system that has room for one part, and not for three."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: mock.Mock(free=3 * 2**20))
     found = saved_by(3, tmp_path / "checkpoints", lambda *_: {"stage1/state/weights": np.zeros(2**18, np.float32)})
-    assert all("it needs 4.352 MB, 3.146 MB are free" in str(error) for error in found) and len(found) == 3
+    assert all("it needs 4.352 MB, but 3.146 MB are free" in str(error) for error in found) and len(found) == 3
     assert names(tmp_path / "checkpoints") == []
 
 

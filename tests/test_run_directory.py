@@ -107,5 +107,5 @@ def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
 
 
 def test_resuming_nothing_names_the_way_out(tmp_path):
-    with pytest.raises(BadInput, match="--resume auto goes on or starts"), locking.claim(tmp_path, resume=True):
+    with pytest.raises(BadInput, match="--resume auto resumes or starts"), locking.claim(tmp_path, resume=True):
         pass

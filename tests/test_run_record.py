@@ -118,7 +118,7 @@ def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, 
     run_files.write_json(tmp_path / "config.json", {**config, "beta": 1, name: value})
     with pytest.raises(BadInput) as refused:
         reading.config(tmp_path)
-    assert f"{tmp_path / 'config.json'}: {said}: the file is damaged." in str(refused.value)
+    assert f"{tmp_path / 'config.json'}: {said}. The file is damaged." in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["K", "devices"])
@@ -183,5 +183,5 @@ def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
     options = asked(batch_size=32, train_size=160, epochs=2)
     assert command.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
     assert not command.finished(tmp_path, dataclasses.replace(options, steps=6))
-    with pytest.raises(BadInput, match="--steps 4: the run stands at batch 5"):
+    with pytest.raises(BadInput, match="--steps 4: the run is at batch 5"):
         command.finished(tmp_path, dataclasses.replace(options, steps=4))

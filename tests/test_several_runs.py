@@ -83,7 +83,7 @@ REFUSED = {
     "--seeds 0,1 --sweep seed=3": "--seeds 0,1: the values of seed are given twice",
     "--sweep method=bp,fdg beta=0.5": "method bp has no such option",
     "--seeds 0 --jobs 1000": "each run gets a core",
-    "--seeds 0 --resume": "goes on by itself",
+    "--seeds 0 --resume": "resumes its runs by itself",
     f"--sweep seed={','.join(map(str, range(1001)))}": "1,001 runs",
 }
 

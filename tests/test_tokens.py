@@ -147,10 +147,10 @@ def test_steps_decide_the_length_of_a_training_on_tokens():
 
 REFUSED = {
     "--tokens missing.bin": "missing.bin cannot be read",
-    "--vocabulary 5": "--dataset text has no such option; --text names files, --tokens files of tokens",
+    "--vocabulary 5": "--dataset text has no such option; --text names files of text, --tokens files of tokens",
     "--tokens a --text b": "--text b: --dataset tokens has no such option",
-    "--epochs 0": "then --steps decides the length, and it is not given",
-    "--final-rate 0.1 --lr-schedule constant": "the schedule constant has no such end",
+    "--epochs 0": "with 0 epochs --steps decides the length, but it is not given",
+    "--final-rate 0.1 --lr-schedule constant": "the schedule constant has no final rate",
     "--epochs 0 --steps 5 --lr-schedule paper": "the paper's schedule counts epochs",
 }
 

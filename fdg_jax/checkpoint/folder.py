@@ -202,7 +202,7 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
         if value.dtype == np.uint8:  # the bytes of an array
             value = value.view(np.dtype(dtype)).reshape(shape)
         if not isinstance(name, str) or str(value.dtype) != dtype or list(value.shape) != shape:
-            raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
+            raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, but was written as {dtype}{shape}")
         flat[name] = value
     return flat
 

@@ -50,7 +50,7 @@ class NotFinite(Exception):
 
 
 class Processes:
-    """The processes of a training: here only this one. Those of several are in fdg_jax.training.processes.
+    """The processes of a training that runs in one process. fdg_jax.training.processes has those of several.
 
     process: the number of this process, from 0. processes: how many there are.
     """
@@ -81,7 +81,7 @@ class Saver:
     best: the step of the best checkpoint written so far, which is kept, too; None if there is none.
     flush: called in the thread before a checkpoint gets its name; what the checkpoint refers to must then be on the
         disk.
-    peers: the processes; None: one.
+    peers: the processes of the training; None: only this one.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Saver:
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
-    """Raises NotFinite if an array has a NaN or an infinity; names one with lasting effect if possible. losses: whether
+    """Raises NotFinite if an array has a NaN or infinity. It names one with a lasting effect, if any. losses: whether
     to check unread losses, too."""
 
     def checked(name: str) -> bool:
@@ -247,7 +247,7 @@ def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
     found = [(states.PASSING.search(name) is not None, name) for name, *_ in states.nonfinite_arrays(content, checked)]
     if found:
         passing, name = min(found)
-        fact = f"after batch {step:,} {readable(name)} is not finite, so there is no checkpoint of it"
+        fact = f"{readable(name)} is not finite after batch {step:,}, so no checkpoint was written for that batch"
         raise NotFinite(fact, step, lasting=not passing)
 
 
@@ -257,7 +257,7 @@ def check_refused(found: Mapping[int, int], expected: Sequence[int] | None, step
     Arguments:
         found: for each guarded stage k, the number of the first refused update in a state.
         expected: the expected numbers, in the order of k; None: accept any.
-        step: of the state.
+        step: the batch after which the state was taken.
     """
     now = tuple(found[k] for k in sorted(found))
     if expected is not None and any(now) and now != tuple(expected):
@@ -276,7 +276,7 @@ def check_room(root: Path, needed: int) -> None:
     free = shutil.disk_usage(root).free
     needed = math.ceil(1.05 * needed) + 2**20  # the manifest, and what a file system adds
     if free < needed:
-        fact = f"it needs {needed / 1e6:,.3f} MB, {free / 1e6:,.3f} MB are free"
+        fact = f"it needs {needed / 1e6:,.3f} MB, but {free / 1e6:,.3f} MB are free"
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({fact})")
 
 
@@ -315,7 +315,7 @@ def listed(root: Path, beginning: str = "") -> list[Path]:
 
 
 def step_of(name: str) -> int:
-    """The batches after which a checkpoint of that name was written."""
+    """The number of batches after which a checkpoint of that name was written."""
     return int(name.rpartition("-")[2])
 
 
@@ -343,10 +343,10 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
         try:
             return load(path)
         except Damaged as error:
-            print(f"warning: {error} {put_aside(path)}; trying the one before.", file=sys.stderr, flush=True)
+            print(f"warning: {error} {put_aside(path)}; trying the one before it.", file=sys.stderr, flush=True)
     if damaged := {step_of(path.name) for path in (*found, *aside)}:
         raise BadInput(
-            f"no checkpoint in {root} is whole; {len(damaged)} damaged. Delete these to start the run from the "
+            f"no checkpoint in {root} is whole, {len(damaged)} are damaged. Delete them to start the run from the "
             f"beginning, or start a new one in another --run-dir."
         )
     return None

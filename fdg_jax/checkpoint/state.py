@@ -49,20 +49,20 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_leng
     def leaf(path, like):
         name = prefix + jax.tree_util.keystr(path)
         if name not in flat:
-            options = ", or guard, gradient_norms and ema are not as they were" if ".opt_state" in name else ""
+            options = ", or guard, gradient_norms or ema has changed" if ".opt_state" in name else ""
             raise BadInput(f"the checkpoint has no {name}: {OTHER}{options}.")
         # A copy: on a CPU device_put may use the memory of its argument, and the caller may write there later.
         value, needed = np.array(plain(flat[name])), plain_like(like)
         fits = value.ndim == len(needed.shape) if any_lengths else value.shape == needed.shape
         if not fits or value.dtype != needed.dtype:
-            raise BadInput(f"the checkpoint's {name} is {shown(value)}, this run needs {shown(needed)}: {OTHER}.")
+            raise BadInput(f"the checkpoint's {name} is {shown(value)}, but this run needs {shown(needed)}: {OTHER}.")
         return unplain(value, like)
 
     return jax.tree_util.tree_map_with_path(leaf, template)
 
 
 class Reading(Mapping[str, Any]):
-    """The entries of a state whose names begin with a prefix, under the rest of their names. Notes which were read."""
+    """The entries of a state whose names begin with a prefix, by the rest of their names. Records which were read."""
 
     def __init__(self, state: Mapping[str, Any], prefix: str = "", read: set[str] | None = None):
         self.state, self.prefix = state, prefix
@@ -174,7 +174,7 @@ def check_finite(state: Mapping[str, Any]) -> None:
     for name, wrong, size in nonfinite_arrays(state, LASTING.match, infinite_counters=True):
         raise BadInput(
             f"{wrong} of {size} numbers of the state's {name} are not finite (NaN or infinity), so training cannot go "
-            "on from it. Restore an earlier state; where they belong there, such as in a mask, restore(state, "
+            "on from it. Restore an earlier state. If they belong there, as in a mask, use restore(state, "
             "finite=False)."
         )
 
@@ -220,7 +220,7 @@ def describe_first_refused(bad: Sequence[int]) -> str:
     Arguments:
         bad: for each stage, the number of its first refused update, 0 if there is none; at least one is not 0.
 
-    Returns: the words. If several stages refused it, they name the highest stage, because cotangents go down.
+    Returns: the words. If several stages refused it, the words name the highest one, because cotangents go down.
     """
     number, k = min((number, -k) for k, number in enumerate(bad, 1) if number)
     return f"stage k={-k} got a gradient that is not finite, for its update {number:,}"

@@ -238,7 +238,7 @@ def seal(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> str:
 
 
 def seal_of(arrays_sha256: str, texts: Mapping[str, str]) -> str:
-    """`seal`, from the hash of the arrays."""
+    """The result of `seal`, computed from the hash of the arrays."""
     return hashlib.sha256(f"{arrays_sha256}\n{json.dumps(texts, sort_keys=True)}".encode()).hexdigest()
 
 
@@ -259,7 +259,7 @@ def stored_sha256(path: Path) -> str:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file's header names a format of this library. A file that cannot be read is not; `read` says why."""
+    """Whether a file's header names a format of this library. False if it cannot be read; `read` says why."""
     try:
         with safe_open(path, "numpy") as file:
             return (file.metadata() or {}).get("format", "").startswith("fdg_jax")
@@ -314,7 +314,7 @@ def from_bytes(dtype: str, shape: Sequence[int], data: bytes) -> np.ndarray:
 def check_kind(path: Path, kind: str, found: str | None) -> None:
     """Raises BadInput where a file is not of this kind. found: the format that its header names."""
     if found in READERS and found != kind:
-        raise BadInput(f"{path} is another file of this library. Read it with {READERS[found]}.")
+        raise BadInput(f"{path} is another kind of file of this library. Read it with {READERS[found]}.")
     if found != kind:
         written = f"its format is {found[:80]!r}" if found else "its header names no format"
         raise BadInput(f"{path} was not written by this version of fdg_jax ({written}). Give a file that was.")

@@ -33,7 +33,7 @@ OF_PIPELINE = {
     "read_behind": Option("read_behind", int, 16, "", inside="[1, inf)"),
 }
 CUTS = ("balanced", "measured", "even")
-WAYS = "Use split='balanced' (by FLOPs), 'measured' (by times of this device), 'even', or K-1 block numbers [3, 7]."
+WAYS = "Use split='balanced' (FLOPs), 'measured' (times on this device), 'even', or K-1 block numbers, such as [3, 7]."
 
 
 def kind(value: Any) -> str:
@@ -69,7 +69,7 @@ def check_problem(stages: Any, loss: Any, of: str = "stage") -> list[nn.Module]:
         BadInput: the stages or the loss are something else.
     """
     if not isinstance(stages, list | tuple):
-        raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], one linen module a stage.")
+        raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], a linen module for each.")
     if not stages:
         raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
     for k, stage in enumerate(stages, 1):
@@ -85,7 +85,7 @@ def check_problem(stages: Any, loss: Any, of: str = "stage") -> list[nn.Module]:
 
 
 def required(function: Any) -> int | None:
-    """How many positional arguments a function must be given; None if its signature does not say so."""
+    """The number of positional arguments that a function requires; None if its signature does not show that number."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a callable without a signature
@@ -150,7 +150,7 @@ def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformatio
     way_out = "Give one optax optimizer, a list with one for each stage, or a function of k = 1..K that returns one."
     found = of_stages(optimizer, K)
     if not found:
-        raise BadInput(f"optimizer is {kind(optimizer)}, no optax optimizer. Give what optax.sgd(0.1) returns, say.")
+        raise BadInput(f"optimizer is {kind(optimizer)}, no optax optimizer. Give one, such as optax.sgd(0.1).")
     if len(found) != K:
         raise BadInput(f"optimizer is a list of {len(found)}, but there are K={K} stages. {way_out}")
     for k, each in enumerate(found, 1):
@@ -188,13 +188,13 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
         if remark:
             warnings.warn(remark, stacklevel=4)
         return found
-    way_out = f"Give one for each stage, e.g. devices=jax.devices()[:{K}], or a list for each, or leave it out."
+    way_out = f"Give a device, or a list of devices, for each stage: devices=jax.devices()[:{K}], say. Or leave it out."
     if alone:
         way_out = "Give the one that computes all stages, devices=jax.devices()[:1], or leave it out."
     if isinstance(devices, str) or not hasattr(devices, "__len__"):
         raise BadInput(f"devices={devices!r} is not a list of JAX devices. {way_out}")
     if len(devices) != K and not (alone and len(devices) == 1):
-        raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. {way_out}")
+        raise BadInput(f"K={K} stages need {K} devices, but {len(devices)} were given. {way_out}")
     found = [Mesh(np.array(each), ("data",)) if isinstance(each, list | tuple) and each else each for each in devices]
     for k, device in enumerate(found, 1):
         if not isinstance(device, jax.Device | Mesh):
@@ -234,12 +234,12 @@ def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> i
     if K is None and not isinstance(asked, str) and hasattr(asked, "__len__"):
         K = len(asked) + 1
     if K is None:
-        raise BadInput(f"split={asked!r} does not say into how many stages. Give K=2, say, or devices=[...].")
+        raise BadInput(f"split={asked!r} does not set the number of stages. Give K=2, say, or devices=[...].")
     return checked(FIELDS["K"], K)
 
 
 def first_cut(asked: Any, K: int, blocks: Sequence[nn.Module]) -> split.Split:
-    """The given block numbers; for a name, an even cut until shapes are known.
+    """The cut at the given block numbers. For a name such as "balanced": an even cut, until shapes are known.
 
     Raises:
         BadInput: `split` is something else, or the blocks cannot be cut that way.
@@ -263,15 +263,15 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
         places: the stages' places; `measured` measures on the first one.
 
     Raises:
-        BadInput: a block cannot take the output of the one before, or `measured` is asked of several processes, each of
-            which would measure other times.
+        BadInput: a block cannot take the output of the block before it, or `asked` is "measured" and the stages lie in
+            several processes, each of which would measure different times.
     """
     if K == 1 or asked not in ("measured", "balanced"):
         return first_cut(asked, K, blocks)
     if asked == "measured":
         if not all_here(places):
             fact = "split='measured': stages in several processes would be cut by different measurements"
-            raise BadInput(f"{fact}. Measure in one process, and give the block numbers that `cuts` has there.")
+            raise BadInput(f"{fact}. Measure in one process, and give the block numbers in its `cuts`.")
         return split.balanced(block_times.seconds(blocks, x, places[0].device), K)
     try:
         costs = split.costs(blocks, with_examples(x, 1))
@@ -291,14 +291,14 @@ def cut_variables(variables: Mapping[str, Any], stages: Sequence[nn.Module]) -> 
     """
     cuts = split.cuts_of(stages)
     if cuts is None:
-        fact = "variables is one dictionary, but the stages are modules of their own"
+        fact = "variables is one dictionary, but the stages were not cut from one network"
         raise BadInput(f"{fact}. Give a list with one dictionary for each of the {len(stages)} stages.")
     n = sum(len(stage.blocks) for stage in stages if isinstance(stage, split.Stage))
     known = {split.block_name(number) for number in range(n)}
     for collection, by_block in variables.items():
         if not isinstance(by_block, Mapping):
-            raise BadInput(f"the variables have {kind(by_block)} as {collection!r}, where a dictionary is needed.")
+            raise BadInput(f"the variables have {kind(by_block)} as {collection!r}, but a dictionary is needed.")
         if unknown := sorted(map(str, by_block.keys() - known)):
             fact = f"the variables have {collection}/{unknown[0]}, but the {n} blocks are {split.block_name(0)} to"
-            raise BadInput(f"{fact} {split.block_name(n - 1)}. Give what `export(whole=True)` of such a network gave.")
+            raise BadInput(f"{fact} {split.block_name(n - 1)}. Give the result of `export(whole=True)`.")
     return split.split_variables(variables, cuts)

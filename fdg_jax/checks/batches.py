@@ -32,8 +32,8 @@ NEAR = 1e-4  # relative; float32 rounds a mean by 1e-6, and a loss that is no me
 
 
 def as_pair(batch: Any) -> Any:
-    """Turns a batch {"inputs": ..., "labels": ...} into (inputs, labels), with any "weights" as those of the labels,
-    which are None if there are none. Leaves other batches as they are."""
+    """Turns a batch {"inputs": ..., "labels": ..., "weights": ...} into (inputs, labels). Weights become those of the
+    labels (`Weighted`). Labels are None if the batch has none. Batches of another form are returned unchanged."""
     if not isinstance(batch, Mapping) or not {"inputs"} <= batch.keys() <= {*NAMES, "weights"}:
         return batch
     labels = batch.get("labels")
@@ -65,7 +65,7 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
 
     Arguments:
         batch: (inputs, labels), each a tree of arrays [batch, ...]; labels may be None.
-        fact: how the error message begins, such as "a batch".
+        fact: the beginning of the error message, such as "a batch".
         use: the correct call, for the error message.
         shapes_do: whether jax.ShapeDtypeStructs are accepted instead of arrays.
 
@@ -77,12 +77,12 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         if isinstance(batch, Mapping):
             names = ", ".join(map(str, batch)) or "nothing"
-            raise BadInput(f"{fact} that is a dictionary has inputs, and perhaps labels and weights; this has {names}.")
+            raise BadInput(f"{fact} as a dictionary has inputs and may have labels and weights. This one has {names}.")
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
     lengths = set()
     for weights in (each.weights for each in all_weighted(batch[1])):
         if isinstance(weights, list | tuple):
-            fact = f"the weights are {kind(weights)} where an array of numbers is needed"
+            fact = f"the weights are {kind(weights)}, but an array of numbers is needed"
             raise BadInput(f"{fact}. Use numpy.asarray(weights), say.")
     for name, tree in zip(NAMES, batch, strict=True):
         leaves = jax.tree.leaves(tree)
@@ -90,14 +90,14 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
             if type(leaf) is not np.ndarray and not shapes_do:
                 check_usable(f"the {name}", leaf)
             if not isinstance(leaf, ARRAYS) or not numeric(leaf.dtype):
-                fact = f"the {name} hold {kind(leaf)} where an array of numbers is needed"
-                array = f"Use numpy.asarray({name})" if leaf is not None else "If nobody needs any, give None"
-                raise BadInput(f"{fact}. {array}, say.")
+                fact = f"the {name} hold {kind(leaf)}, but an array of numbers is needed"
+                array = f"Use numpy.asarray({name})" if leaf is not None else "Where none is needed, give None"
+                raise BadInput(f"{fact}. {array}.")
             if not leaf.shape:
                 raise BadInput(f"the {name} are {describe(leaf)}: the first axis of an array is the batch. Use {use}.")
             lengths.add(leaf.shape[0])
     if len(lengths) > 1:
-        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}.")
+        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}. Give as many of both.")
     check_weights(batch[1])
     if 0 in lengths:
         raise BadInput(f"{fact} of 0 examples trains nothing and has no mean loss. Leave empty batches out.")
@@ -105,11 +105,11 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
 
 
 def check_weights(labels: Tree) -> None:
-    """Raises BadInput unless weights of labels are one for each example or token."""
+    """Raises BadInput unless labels with weights have one weight for each example or token."""
     for inner, weights in all_weighted(labels):
         shapes = [label.shape for label in jax.tree.leaves(inner)]
         if not isinstance(weights, ARRAYS) or any(weights.shape != shape[: len(weights.shape)] for shape in shapes):
-            fact = f"the weights are {describe(weights)}, the labels {describe(inner)}"
+            fact = f"the weights are {describe(weights)}, and the labels are {describe(inner)}"
             raise BadInput(f"{fact}. Give one weight for each example [batch], or for each token [batch, T].")
 
 
@@ -130,9 +130,9 @@ def check_alike(example: Pair, given: Pair) -> None:
     """Raises BadInput if tree structure, dtypes or numbers of axes differ from the example's."""
     for name, like, found in zip(NAMES, example, given, strict=True):
         if jax.tree.structure(found) != jax.tree.structure(like):
-            raise BadInput(f"the {name} are {describe(found)}, at init they were {describe(like)}: other arrays.")
+            raise BadInput(f"the {name} are {describe(found)}, but at init they were {describe(like)}.")
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
-            fact = f"the {name} are {describe(a)}, at init {describe(b)}."
+            fact = f"the {name} are {describe(a)}, but at init they were {describe(b)}."
             if len(a.shape) != len(b.shape) or canonical(a.dtype) != canonical(b.dtype):
                 raise BadInput(f"{fact} Only the lengths of axes may differ.")
             if a.dtype not in (b.dtype, canonical(b.dtype)):
@@ -153,8 +153,8 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
         BadInput: the arguments are something else, or unlike the example.
     """
     if not isinstance(indices, jax.Array | np.ndarray) or indices.ndim != 2 or indices.dtype.kind not in "iu":
-        fact = f"indices is {kind(indices)}, not an integer array [W, batch]: one row a batch"
-        raise BadInput(f"{fact}. Use indices[None] for one batch, or reshape them.")
+        fact = f"indices is {kind(indices)}, not an integer array [W, batch] with a row for each batch"
+        raise BadInput(f"{fact}. Use indices[None] for a single batch, or reshape the array.")
     given = {"images": images} if labels is None else {"images": images, "labels": labels}
     for name, array in given.items():
         if isinstance(array, tuple | Mapping):  # for example labels with weights
@@ -167,10 +167,10 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
     if not len(indices):
         return None
     if not indices.shape[1]:
-        raise BadInput(f"indices is {kind(indices)}: batches of 0 examples. Give at least one index a row.")
+        raise BadInput(f"indices is {kind(indices)}: its rows are empty. Give at least one index in each row.")
     if not (indices.min() >= 0 and indices.max() < len(images) == len(images if labels is None else labels)):
         into = " and ".join(f"{len(array)} {name}" for name, array in given.items())
-        raise BadInput(f"indices {indices.min()} to {indices.max()} into {into}: they must lie in all of them.")
+        raise BadInput(f"indices are {indices.min()} to {indices.max()}, but there are {into}. Use those that exist.")
     return with_examples((images, labels), indices.shape[1])
 
 
@@ -183,12 +183,12 @@ def checked_batches(batches: Any, example: Tree, made: Tree) -> Iterator[Pair]:
     Arguments:
         batches: an iterable of (inputs, labels).
         example: the labels of the example batch, as shapes.
-        made: what preprocess makes of them.
+        made: what preprocess makes of these labels, as shapes.
 
     Raises:
         BadInput: the batches are something else.
     """
-    use = "evaluate([(inputs, labels), ...]), a list also for a single batch"
+    use = "evaluate([(inputs, labels), ...]), a list even for a single batch"
     if not isinstance(batches, Iterable):
         raise BadInput(f"evaluate takes batches of (inputs, labels), not {kind(batches)}. Use {use}.")
     if isinstance(batches, Mapping):
@@ -213,7 +213,7 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
     """
     leaves = jax.tree.leaves(inputs)
     if leaves and all(isinstance(leaf, ARRAYS) and leaf.shape[:1] == (0,) for leaf in leaves):
-        raise BadInput(f"the inputs are {describe(inputs)}: no example. Give predict one or more.")
+        raise BadInput(f"the inputs are {describe(inputs)}: there is no example. Give predict at least one.")
     found, _ = batch_shapes((inputs, inputs), "a batch", "predict(inputs)")
     if not transformed:
         check_alike((like, like), (found, found))
@@ -225,8 +225,8 @@ def check_labels(like: Tree, found: Tree) -> None:
         return
     if bool(all_weighted(found)) != bool(all_weighted(like)):
         one, other = ("no weights", "weights") if all_weighted(like) else ("weights", "no weights")
-        raise BadInput(f"the labels have {one}, at init they had {other}. Give batches of one kind: {WEIGHTED}.")
-    fact = f"the labels are {describe(found)}, at init they were {describe(like)}"
+        raise BadInput(f"the labels have {one}, but at init they had {other}. Give all batches as {WEIGHTED}.")
+    fact = f"the labels are {describe(found)}, but at init they were {describe(like)}"
     raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")
 
 
@@ -252,7 +252,7 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
     Shapes do not show this, so the loss is computed on four made-up examples, and on the two halves of them.
 
     Arguments:
-        loss: the user's.
+        loss: the user's function (outputs, labels) -> loss.
         outputs, labels: the shapes of the loss's arguments, arrays [batch, ...].
         cuts: the reason for parts, such as "method gpipe cuts a batch into 4 micro-batches".
         way_out: the advice at the end of the message.
@@ -278,17 +278,17 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
         near = max(NEAR, 4 * float(jnp.finfo(loss_of(whole).dtype).eps)) * max(abs(found), abs(one), abs(two))
         return not abs(found - shares @ [one, two]) > near  # a NaN counts as a mean
 
-    differs = "of a batch is not the mean of those of its parts"
+    differs = "of a batch is not the mean of its values for the parts"
     if not is_mean(loss_of):
         raise BadInput(f"{cuts}, but the loss {differs}: another objective would be trained. {way_out}")
     for name in metrics_of(whole):
         if not is_mean(lambda told, name=name: metrics_of(told)[name]):
-            warnings.warn(f"{cuts}, but the metric {name!r} {differs}, which is what Metrics tells.", stacklevel=5)
+            warnings.warn(f"{cuts}, but the metric {name!r} {differs}, which Metrics reports.", stacklevel=5)
 
 
 def made_up(shapes: Tree, seed: int) -> Tree:
     """Random arrays of four examples: fractions for floats, and 0 or 1 for integers, which are valid classes for any
-    loss. Weights that are no fractions are 1 but for the last example, so that the halves weigh different amounts."""
+    loss. Integer weights are 1 except for the last example, so that the halves differ in weight."""
     draw = np.random.default_rng(seed)
 
     def array(leaf):

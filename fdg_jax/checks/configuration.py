@@ -54,7 +54,7 @@ MANY_SHAPES = 5  # of batches, before a warning
 class Configuration:
     """The arguments of `fdg_jax.Pipeline`, with every name resolved. The docstring of `Pipeline` explains them.
 
-    engines: the names of all engines. Raises BadInput for every mistake that shows without shapes.
+    engines: the names of all engines. Raises BadInput for every mistake that can be found without shapes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Configuration:
         given, spread = check_devices(devices, K, alone=engine == "delay-line"), made.method.places
         if spread and any(isinstance(each, Mesh) for each in given):
             fact = f"method {made.method.name} spreads every stage over the K devices by itself"
-            raise BadInput(f"{fact}: give one device for each, devices=jax.devices()[:{K}], and no replicas.")
+            raise BadInput(f"{fact}. Give one device for each stage, devices=jax.devices()[:{K}], and no replicas.")
         self.places = spread(given) if spread else [MeshPlace(e) if isinstance(e, Mesh) else Place(e) for e in given]
         self.devices = [place.device for place in self.places]
         self.optimizers = stage_optimizers(optimizer, K)
@@ -182,7 +182,7 @@ class Configuration:
 
         Each process makes the variables of its own stages only, and no device has to hold those of all stages.
 
-        seen, init: of `check_shapes`. key: of the stage. given: whether the caller gave the variables.
+        seen, init: from `check_shapes`. key: the stage's random key. given: whether the caller gave the variables.
         """
         place, cut = self.places[k - 1], None
         if isinstance(place, MeshPlace):
@@ -198,12 +198,12 @@ class Configuration:
         spreads stages by itself has its own rule."""
         for k, place in enumerate(self.places, 1):
             if n % place.parts and not self.plan.method.places:
-                fact = f"a batch of {n} examples cannot be cut over the {place.parts} devices of stage k={k}"
-                raise BadInput(f"{fact}: each would compute all of it. Use a multiple of {place.parts}.")
+                fact = f"a batch of {n} examples cannot be divided among the {place.parts} devices of stage k={k}"
+                raise BadInput(f"{fact}: each would compute all of it. Use a multiple of {place.parts} examples.")
 
     def fitting(self, variables: Sequence[Mapping] | Mapping | None) -> list[dict[str, Tree]] | None:
-        """Given variables of the whole network, or of each stage, as one dictionary for each stage, in the containers
-        of its module. Raises BadInput if they do not fit."""
+        """Turns the user's variables, of the whole network or of each stage, into a dictionary for each stage, in the
+        containers of its module. Raises BadInput if they do not fit."""
         if variables is None:
             return None
         if isinstance(variables, Mapping):
@@ -214,7 +214,7 @@ class Configuration:
 
     def check_size(self, batch: Batch) -> None:
         """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes. Warns once
-        of many such shapes.
+        if batches of many shapes come.
 
         Each valid shape is checked once. If only the batch size differs, methods that cut a batch into parts are not
         checked, since their stages see other sizes.
@@ -227,7 +227,7 @@ class Configuration:
         fixed = self.stage_class.fixed_lengths
         if longer and (fixed or not all_here(self.places)):
             why = f"method {self.plan.method.name}" if fixed else "a pipeline in several processes"
-            fact = f"a batch of {describe(batch)}, at init {describe(like)}: {why} has arrays of those shapes"
+            fact = f"a batch is {describe(batch)}, but at init it was {describe(like)}, and {why} keeps those shapes"
             raise BadInput(f"{fact}. Only the batch size may differ: pad the batch, with weights 0 (fdg_jax.Weighted).")
         if longer or (self.plan.schedule.micro_batches == 1 and not self.plan.method.places):
             self.follow(batch)
@@ -242,8 +242,8 @@ class Configuration:
         or the loss cannot take it: an error within a tick would leave the stages at different batches."""
         n, (x, labels) = examples(batch[0]), preprocessed(self.preprocess, *map(shape_of, batch))
         for k, (module, compute, variables) in enumerate(self.followed, 1):
-            fact = f"stage k={k} ({name_of(module)}) cannot take {describe(x)}, of a batch of {n}."
-            way_out = "Leave that batch out, or fill it up, with weights of 0 (fdg_jax.Weighted)."
+            fact = f"stage k={k} ({name_of(module)}) cannot take {describe(x)}, from a batch of {n} examples."
+            way_out = "Leave that batch out, or fill it up with examples of weight 0 (fdg_jax.Weighted)."
             state = split_variables(variables)
             _, x, _ = trace_or_refuse(fact, trace_forward, module, compute, *state, x, way_out=way_out)
         check_loss(self.loss, x, labels, self.loss_draws)
@@ -254,7 +254,7 @@ class Configuration:
         if sowing and self.plan.schedule.micro_batches > 1:
             raise BadInput(
                 f"stage k={sowing[0]} sows losses, and method {self.plan.method.name} cuts a batch into "
-                f"{self.plan.schedule.micro_batches} micro-batches, of whose size only stage k={self.K} knows. Use "
+                f"{self.plan.schedule.micro_batches} micro-batches, whose sizes only stage k={self.K} knows. Use "
                 "micro_batches=1, or another method."
             )
 
@@ -267,7 +267,7 @@ class Configuration:
             parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
         if parts and not self.loss_draws:  # a loss that draws differs from itself
             cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
-            weighted = "by the weights if one part of the labels is fdg_jax.Weighted: its mean(values)"
+            weighted = "for a part of the labels that is fdg_jax.Weighted, its mean(values)"
             way_out = f"Return the mean over the examples ({weighted}), or {other}."
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 

@@ -29,18 +29,18 @@ def check(
 
     Arguments:
         kind: the correction's spec. correction: its functions for stage k.
-        optimizer: the stage's. params: shapes of the stage's parameters.
+        optimizer: the stage's optimizer. params: shapes of the stage's parameters.
 
     Raises:
         BadInput: a function fails, or returns arrays of a wrong structure, shape or dtype.
     """
     who = f"correction {kind.name}, stage k={k}"
     if correction.before is not None and not is_optimizer(correction.before):
-        raise BadInput(f"{who}: before is {type(correction.before).__name__}, no optax transformation. {WAY_OUT}")
+        raise BadInput(f"{who}: `before` is {type(correction.before).__name__}, not an optax transformation. {WAY_OUT}")
     if correction.before or correction.optimizer:
         chain = run(who, "optimizer", correction.around, optimizer)
         if not is_optimizer(chain):
-            raise BadInput(f"{who}: optimizer returns {type(chain).__name__}, no optax transformation. {WAY_OUT}")
+            raise BadInput(f"{who}: `optimizer` returns {type(chain).__name__}, not an optax transformation. {WAY_OUT}")
         run(who, "what it adds to the optimizer", first_update, chain, params)
     state = run(who, "init", jax.eval_shape, correction.start, params)
     for name, takes, returns in (
@@ -55,7 +55,7 @@ def check(
     if correction.gradient:
         made = run(who, "gradient", jax.eval_shape, correction.gradient, params, params, params, state)
         if not isinstance(made, tuple) or len(made) != 2:
-            raise BadInput(f"{who}: gradient does not return (gradients, state). {WAY_OUT}")
+            raise BadInput(f"{who}: `gradient` does not return (gradients, state). {WAY_OUT}")
         refuse_others(f"{who}: gradient returns gradients,", made[0], params)
         refuse_others(f"{who}: gradient returns a state,", made[1], state)
 
@@ -66,7 +66,7 @@ def run(who: str, name: str, function: Any, *arguments: Any) -> Any:
 
 
 def refuse_others(who: str, made: Tree, expected: Tree) -> None:
-    """Raises BadInput if arrays do not have the expected structure, shapes and dtypes. who: the message's subject."""
+    """Raises BadInput if arrays differ from the expected structure, shapes or dtypes. who: the message's beginning."""
     keep = "What is changed or remembered keeps its structure, shapes and dtypes."
     if jax.tree.structure(made) != jax.tree.structure(expected):
         there, here = (len(jax.tree.leaves(tree)) for tree in (expected, made))
@@ -75,7 +75,7 @@ def refuse_others(who: str, made: Tree, expected: Tree) -> None:
     for (path, here), there in zip(jax.tree_util.tree_leaves_with_path(made), jax.tree.leaves(expected), strict=True):
         if (here.shape, here.dtype) != (there.shape, there.dtype):
             at = f"{jax.tree_util.keystr(path)} of " if path else ""
-            raise BadInput(f"{who} {at}{describe(here)}, which was {describe(there)}. {keep}")
+            raise BadInput(f"{who} {at}{describe(here)}, where {describe(there)} is needed. {keep}")
 
 
 def check_correctable(k: int, correction: Correction, stage: type[Stage], weights: str) -> None:
@@ -87,8 +87,8 @@ def check_correctable(k: int, correction: Correction, stage: type[Stage], weight
     """
     if correction.backward and weights != "current":
         raise BadInput(
-            f"the correction of stage k={k} changes the weights of its backward passes, and these are "
-            f"{weights}: those of the forward pass. Add {said('weights', 'current')}."
+            f"the correction of stage k={k} changes the weights of its backward passes, but with "
+            f"{weights} weights these are the forward pass's. Add {said('weights', 'current')}."
         )
     parts = (
         *(("forward", "forward", correction.forward), ("backward", "backward", correction.gradient)),

@@ -35,7 +35,7 @@ def lines(plan: Plan, momentum: float | None, divides: Callable[[], bool]) -> It
     """A warning of a sentence or two for each option without effect.
 
     Arguments:
-        momentum: the optimizer's; None if it is not known.
+        momentum: the optimizer's momentum; None if it is not known.
         divides: () -> whether the optimizer divides a gradient by its own size; called only if this matters.
     """
     names, used = plan.corrected_by, factors(plan)
@@ -45,17 +45,17 @@ def lines(plan: Plan, momentum: float | None, divides: Callable[[], bool]) -> It
         yield from (f"{said(*each)}: no gradient is late, so it does nothing. {way_out}." for each in late)
         names, used = (), {name: used[name] for name in used if name == "scale" and plan.schedule.K > 1}
     if "beta" in used and plan.staleness and not any(plan.schedule.delays[:-1]):
-        yield f"{said('beta', used['beta'])}: only stage K is late, and it never shrinks gradients. Use more stages."
+        yield f"{said('beta', used['beta'])}: only stage K is late, where beta shrinks nothing. Use more stages."
     if "rate" in names and plan.staleness <= 1:
         fact = f"no stage is late by more than {plan.staleness:g} updates, so rate divides by 1"
         yield f"{said('correct', 'rate')}: {fact}. Leave it out, or use more stages."
     if momentum == 0 and "anticipate" in names and prediction(plan) in ("spike", "nesterov"):
-        fact = "anticipate looks ahead by the momentum, and without any it looks no update ahead"
+        fact = "anticipate looks ahead by the momentum, so without momentum it looks no update ahead"
         yield f"{said('momentum', momentum)}: {fact}. Use {said('correct', 'rate')}."
     sized = [*used.items(), *((("correct", "gap_aware"),) if "gap_aware" in names else ())]
     if sized and divides():
-        fact = "the optimizer divides a gradient by its own size, so a constant factor cancels (nearly)"
-        way_out = f"Use SGD where it is to matter, or {said('correct', 'rate')}, which stands behind the optimizer"
+        fact = "the optimizer divides a gradient by its own size, so a constant factor nearly cancels"
+        way_out = f"Use SGD, or {said('correct', 'rate')}, which acts after the optimizer"
         yield from (f"{said(name, value)}: {fact}. {way_out}." for name, value in sized)
 
 
@@ -105,10 +105,10 @@ def silenced() -> bool:
 def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bool:
     """Whether half of a gradient makes nearly the same update, as with Adam.
 
-    The trial takes three steps with small arrays that have the axes and names of the parameters. It is made with zeros,
-    where coupled weight decay adds nothing, and with ones, where clipping in proportion to the parameters leaves the
-    gradient alone. It misses some optimizers: LARS, Adagrad, any that updates only every fourth step. Returns False
-    also if the optimizer fails on these arrays.
+    The trial takes three steps with small arrays that have the axes and names of the parameters. One trial has zeros as
+    parameters, where coupled weight decay adds nothing. Another has ones, where clipping in proportion to parameters
+    does not act. The trials miss some optimizers: LARS, Adagrad, any that updates only every fourth step. Returns
+    False also if the optimizer fails on these arrays.
     """
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct([min(n, 2) for n in leaf.shape], leaf.dtype), params)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(small))

@@ -1,4 +1,4 @@
-"""Refuses wrong options before any work: first values, which need nothing else, then names, which need the model."""
+"""Refuses wrong options before any work. Values are checked first, as this needs nothing else; names need the model."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -26,36 +26,36 @@ def check(config: Config, given: Collection[str]) -> Plan:
         (o.warmup_steps and o.lr_schedule == "paper", "warmup_steps", "the paper's schedule has a warm-up of its own",
          "Use --warmup on, or --lr-schedule cosine, constant or wsd"),
         (o.final_rate and o.lr_schedule in ("paper", "constant"), "final_rate",
-         f"the schedule {o.lr_schedule} has no such end", "Leave it out, or use --lr-schedule cosine or wsd"),
-        (o.epochs == 0 and o.steps is None, "epochs", "then --steps decides the length, and it is not given",
+         f"the schedule {o.lr_schedule} has no final rate", "Leave it out, or use --lr-schedule cosine or wsd"),
+        (o.epochs == 0 and o.steps is None, "epochs", "with 0 epochs --steps decides the length, but it is not given",
          "Add --steps N"),
         (o.epochs == 0 and o.lr_schedule == "paper", "epochs", "the paper's schedule counts epochs",
          "Use --lr-schedule cosine, constant or wsd"),
         (o.warmup == "on" and o.lr_schedule != "paper", "warmup",
-         f"this is the paper's warm-up, and the schedule is {o.lr_schedule}", "Use --warmup-steps N there"),
+         f"this is the paper's warm-up, but the schedule is {o.lr_schedule}", "Use --warmup-steps N there"),
         ("b2" in given and o.optimizer == "sgd", "b2", "sgd has no such option",
          "Leave it out, or use --optimizer adamw, say"),
         (o.batch_size > (o.train_size or o.batch_size), "batch_size",
-         f"it is more than the {o.train_size} training examples of --train-size", "Use a smaller batch, or more"),
+         f"--train-size leaves only {o.train_size} training examples", "Use a smaller batch, or more examples"),
     ))  # fmt: skip
     plan = of_config(o, given)
     # An explicit --beta 1 is intended, as one arm of a comparison. A resumed run has neither flag in `given`.
     shrinks = "shrink" in corrections.split_names(o.correct) and "correct" in given and "beta" not in given
     refuse_where(o, (
         (shrinks and o.beta == 1 < o.K, "correct", "with beta 1, which is the default, shrink changes no gradient",
-         f"Add a smaller one, such as {said('beta', 0.5)} (or {said('beta', 1)}, if that is what you want)"),
+         f"Add a smaller beta, such as {said('beta', 0.5)} (or {said('beta', 1)}, if that is what you want)"),
         (o.correct != "none" and o.K > 1 and not plan.staleness, "correct",
          f"with method {plan.method.name} no gradient is late, so there is nothing to correct",
          "Leave it out, or use a method such as fdg or ddg"),
         *((getattr(o, name) > 1 and plan.method.places, name,
            f"method {plan.method.name} spreads every stage over the K devices by itself", "Leave it out")
           for name in ("replicas", "tensor")),
-        (o.fsdp and o.replicas == 1, "fsdp", "weights are cut over the replicas of a stage, and it has one",
+        (o.fsdp and o.replicas == 1, "fsdp", "weights are cut over a stage's replicas, and there is only one",
          "Add --replicas 2, say"),
         (models.takes(o.model) != "tokens" and (o.fsdp or o.tensor > 1), "fsdp" if o.fsdp else "tensor",
          f"the weights of {o.model} do not name their axes", "Leave it out, or train a transformer"),
         (o.batch_size // plan.schedule.micro_batches % o.replicas, "replicas",
-         f"a batch of {o.batch_size} cannot be cut over so many devices",
+         f"a batch of {o.batch_size} cannot be divided among so many devices",
          f"Use a batch size that is a multiple of {o.replicas * plan.schedule.micro_batches}"),
         (o.batch_size < plan.schedule.micro_batches, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
          "Use fewer micro-batches or larger batches"),
@@ -82,22 +82,22 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
     o, known = config, list(datasets) or data.names()
     elsewhere = o.dataset in {*data.names(), *data.stream_names(), *data.text_names()} - set(known)
     refuse_where(o, (
-        (elsewhere, "dataset", f"this command trains on {', '.join(known)}", "Others have commands of their own: "
+        (elsewhere, "dataset", f"this command trains on {', '.join(known)}", "Other data have their own commands: "
          "fdg_jax.experiments.cifar, .tiny_imagenet, .imagenet and .language_model"),
     ))  # fmt: skip
     if data.is_path(o.dataset):
         if not os.path.exists(path := o.data_dir or o.dataset):
             fact = f"{said('dataset', o.dataset)}: {path} does not exist"
-            raise BadInput(f"{fact}. Name a folder or a file of images; if it has moved, say where to with --data-dir.")
+            raise BadInput(f"{fact}. Name a folder or a file of images; if it has moved, add --data-dir NEW-PATH.")
     elif o.dataset not in {*known, *data.SETS.own()}:
         hint = f"{did_you_mean(o.dataset, known)} There are {', '.join(known)}."
         raise BadInput(f"data set {o.dataset!r} is not known.{hint}")
     has, wants = data.unit(o.dataset), models.takes(o.model)
     kind, other = "images", "it is for text, which fdg_jax.experiments.language_model trains on"
     if has != "images":
-        kind, other = o.dataset, "--text names files, --tokens files of tokens"
+        kind, other = o.dataset, "--text names files of text, --tokens files of tokens"
     refuse_where(o, (
-        (has != wants, "model", f"it takes {wants}, and --dataset {o.dataset} has {has}",
+        (has != wants, "model", f"it takes {wants}, but --dataset {o.dataset} has {has}",
          f"Models for {has} are {', '.join(models.names(has)) or 'not there yet'}"),
         *((getattr(o, name) != FIELDS[name].default, name, f"--dataset {o.dataset} has no such option; {other}",
            "Leave it out") for name, kinds in OF_DATA.items() if kind not in kinds),
@@ -115,7 +115,7 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
 
 
 def check_start(start: Start, config: Config, joining: Joining) -> None:
-    """Refuses impossible flags about a start, and flags that contradict one another."""
+    """Refuses flags about a start whose values are impossible or contradict one another. Raises BadInput."""
     for name, option in OF_START.items():
         checked(option, getattr(start, name))
     refuse_where(start, (
@@ -128,10 +128,10 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
     if joining.wanted:
         raise BadInput(f"{flag} is for a training in one process. Leave it or --coordinator out.")
     if config.resume is True or (config.resume and start.several):
-        why = "goes on by itself" if start.several else "is about a run that has not begun"
+        why = "resumes its runs by itself" if start.several else "is about a run that has not begun"
         raise BadInput(f"{flag} {why}. Leave --resume out.")
     if start.several and config.run_dir is None:
-        raise BadInput(f"{flag} needs a directory for its runs: add --run-dir DIR. The same command goes on there.")
+        raise BadInput(f"{flag} needs a directory for its runs: add --run-dir DIR. Given again, the command goes on.")
 
 
 def check_joining(joining: Joining, given: Collection[str], config: Config) -> None:
@@ -142,12 +142,12 @@ def check_joining(joining: Joining, given: Collection[str], config: Config) -> N
     if not joining.wanted:
         if given:
             fact = f"{spelled(min(given))} is for a training in several processes"
-            raise BadInput(f"{fact}, and --coordinator is not given. Add it, or use python -m fdg_jax.launch.")
+            raise BadInput(f"{fact}, but --coordinator is not given. Add it, or use python -m fdg_jax.launch.")
         return
     numbers, scheduled = {"processes", "process_id"}, joining.coordinator == AUTO
     if scheduled and (both := numbers.intersection(given)):
         fact = f"--coordinator auto: {spelled(min(both))} comes from the scheduler"
-        raise BadInput(f"{fact}. Leave it out, or give HOST:PORT.")
+        raise BadInput(f"{fact}. Leave it out, or use --coordinator HOST:PORT.")
     if not scheduled and (missing := numbers.difference(given)):
         fact = f"--coordinator {joining.coordinator} needs {spelled(min(missing))}, too"
         raise BadInput(f"{fact}. python -m fdg_jax.launch adds them all.")
@@ -161,6 +161,6 @@ def check_joining(joining: Joining, given: Collection[str], config: Config) -> N
 def check_numbers(process: int, processes: int, K: int) -> None:
     """Raises BadInput unless each process has a stage."""
     if not 1 <= processes <= K:
-        raise BadInput(f"--processes {processes}: each process needs a stage, and there are K={K}. Use 1 to {K}.")
+        raise BadInput(f"--processes {processes}: each process needs a stage, but there are only K={K}. Use 1 to {K}.")
     if not 0 <= process < processes:
         raise BadInput(f"--process-id {process}: {processes} processes are counted from 0 to {processes - 1}.")

@@ -22,7 +22,7 @@ MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; larger one
 class Plan(NamedTuple):
     """How the stages are trained.
 
-    corrections: with their options, in the order in which they act. stage_options: the method's, for its stages.
+    corrections: with their options, in the order in which they act. stage_options: the method's options of its stages.
     remat: the stages that recompute activations. other_weights: per stage, the option that makes its backward pass use
         other weights than its forward pass; "" if none does.
     """
@@ -75,12 +75,12 @@ def plan(
     """
     found, kinds = methods.find(method), corrections.parse(correct)
     if isinstance(method, str) and method in methods.ALIASES and weights == "current":
-        fact = f"method {method} takes gradients at stashed weights, and {said('weights', weights)} was asked for"
-        raise BadInput(f"{fact}. Use method {found.name} for these, or leave weights out.")
+        fact = f"method {method} takes gradients at stashed weights, but {said('weights', weights)} was given"
+        raise BadInput(f"{fact}. Use method {found.name} for that, or leave weights out.")
     for kind in kinds:
         if both := kind.declared.keys() & set(found.answers_to):
             fact = f"correction {kind.name} and method {found.name} both have the option {min(both)}"
-            raise BadInput(f"{fact}. Give the one in {corrections.FOLDER.shown(kind.name)} another name.")
+            raise BadInput(f"{fact}. Rename the option in {corrections.FOLDER.shown(kind.name)}.")
     known = {*found.answers_to, *(name for kind in kinds for name in kind.answers_to)}
     if unknown := [name for name in asked if name not in known]:
         raise lacks(unknown[0], asked[unknown[0]], found, kinds)
@@ -98,7 +98,7 @@ def plan(
         if other[k - 1]:  # that would be the method FR
             raise BadInput(
                 f"remat cannot compute the activations of stage k={k} again: with {other[k - 1]} its backward pass has "
-                "other weights than they were computed with. Leave one of the two out."
+                "other weights than its forward pass. Leave one of the two out."
             )
     return Plan(found, corrected, schedule, weights, of_stages, again, other)
 
@@ -109,10 +109,10 @@ def lacks(name: str, value: Any, method: Method, kinds: Collection[CorrectionSpe
     option = JOINED.get(name)
     if name in OF_CORRECTIONS:
         fact = f"correction {','.join(kind.name for kind in kinds)} has no such option (it has: {named(own)})"
-        way_out = f"Add {said('correct', OF_CORRECTIONS[name].by[0])}, whose it is, or leave it out"
+        way_out = f"Add {said('correct', OF_CORRECTIONS[name].by[0])}, which has it, or leave it out"
         return BadInput(f"{said(name, value)}: {fact}. {way_out}.")
     if option or not own:
-        return method.lacks(name, value, f"use {said('method', option.by[0])}, whose it is" if option else "")
+        return method.lacks(name, value, f"use {said('method', option.by[0])}, which has it" if option else "")
     known = [*method.answers_to, *own]
     fact = f"neither method {method.name} nor the correction has such an option (they have: {named(known)})"
     return BadInput(f"{said(name, value)}: {fact}.{did_you_mean(name, known)} Leave it out.")
@@ -122,11 +122,11 @@ def check_weights(weights: str, kinds: Sequence[CorrectionSpec], schedule: Sched
     """Raises BadInput if gradients cannot be taken at these weights."""
     corrections.check_weights(kinds, weights)
     if weights == "current" and any(schedule.waits):
-        fact = "one_version takes all gradients of an update at one version of the weights, and current weights change"
+        fact = "one_version takes all gradients of an update at one version of the weights, but current weights change"
         raise BadInput(f"{fact} in between. Use {said('weights', 'stashed')}, or leave {named(['one_version'])} out.")
     if weights == "current" and not jax_internals.strippable():
         fact = f"{said('weights', weights)} needs a JAX whose VJP closures can be rebound"
-        raise BadInput(f"{fact}; {jax.__version__} cannot.")
+        raise BadInput(f"{fact}. JAX {jax.__version__} cannot do that.")
 
 
 def check_engine(engine: str, weights: str, method: Method) -> None:
@@ -135,12 +135,12 @@ def check_engine(engine: str, weights: str, method: Method) -> None:
         return
     pipeline = f"Use {said('engine', 'pipeline')}"
     if weights == "current":
-        fact = "takes gradients at the weights of the forward pass, and these are to be the current ones"
+        fact = "takes gradients at the weights of the forward pass, which are not the current ones"
         raise BadInput(f"{said('engine', engine)} {fact}. {pipeline}, or {said('weights', 'stashed')}.")
     if not method.delay_line:
         raise BadInput(f"{said('engine', engine)}: method {method.name} is not BP with delays. {pipeline}.")
     if method.stage is not None:
-        fact = f"the stages of method {method.name} are of a class of their own, which would not see that a gradient is"
+        fact = f"method {method.name} has a stage class of its own, which would not see that a gradient is"
         other = "write what is done about late gradients as a file of fdg_jax/corrections"
         raise BadInput(f"{said('engine', engine)}: {fact} late. {pipeline}, or {other}.")
 
@@ -165,7 +165,7 @@ def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
     try:
         stages = [int(k) for k in (remat.split(",") if isinstance(remat, str) else remat)]
     except (TypeError, ValueError):
-        raise BadInput(f"remat {remat!r} is neither none, all nor stage numbers as 1,2. There are 1 to {K}.") from None
+        raise BadInput(f"remat {remat!r} is neither none, all nor stage numbers (1,2). Stages are 1 to {K}.") from None
     wrong = [k for k in stages if not 1 <= k <= K]
     if wrong:
         raise BadInput(f"remat {remat!r}: there is no stage k={wrong[0]}. With K={K} use numbers from 1 to {K}.")

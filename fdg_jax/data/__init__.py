@@ -44,7 +44,7 @@ def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE
         name: the data set.
         files: the files to read; none: the data set's default text.
         block_size: tokens of an example.
-        more: of "tokens": validation, vocabulary and token_dtype (fdg_jax.data.texts.tokens).
+        more: for "tokens": validation, vocabulary and token_dtype (fdg_jax.data.texts.tokens).
 
     Raises:
         BadInput: the name is not known, a file cannot be read, or there is too little text.
@@ -87,7 +87,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
         raise BadInput(f"there is no data set {name!r}. Choose one of: {', '.join([*names(), *stream_names()])}.")
     if name in SETS.own():
         if not isinstance(found, Dataset | Stream):
-            fact = f"{SETS.shown(name)}: load() gives a {type(found).__name__}"
+            fact = f"{SETS.shown(name)}: load() returns a {type(found).__name__}"
             raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset, or a Stream.")
         found = found._replace(name=name)  # by which --resume finds it again
     return checked(found) if isinstance(found, Dataset) else found

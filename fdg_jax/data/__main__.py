@@ -1,4 +1,4 @@
-"""`python -m fdg_jax.data encode`: makes files of tokens of text, by a tokenizer of the package tokenizers."""
+"""`python -m fdg_jax.data encode`: makes files of tokens from text, with a tokenizer of the package tokenizers."""
 
 import importlib
 import os
@@ -63,7 +63,7 @@ class Shard:
 def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str | None) -> str:
     """Writes the shards OUT/tokens_000000.bin, ... and a copy of the tokenizer. Returns a line on what was written.
 
-    most: tokens of a shard. end: a token after each file. Raises BadInput, and OSError if a shard cannot be written.
+    most: tokens in a full shard. end: a token after each file. Raises BadInput; OSError if a shard cannot be written.
     """
     made = tokenizer_of(tokenizer)
     last = [] if end is None else [made.token_to_id(end)]
@@ -101,10 +101,10 @@ def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str 
 @output.command
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    parser = Parser(prog="python -m fdg_jax.data", description="Makes files of tokens of text.")
+    parser = Parser(prog="python -m fdg_jax.data", description="Makes files of tokens from text.")
     made = parser.add_subparsers(dest="command", required=True, metavar="encode").add_parser(
         "encode",
-        help="make files of tokens of text",
+        help="make files of tokens from text",
         description="Writes shards with llm.c's header, for --tokens, and a copy of the tokenizer. A text of more than "
         "16 million characters is encoded in parts that end with a line.",
     )
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     made.add_argument("--tokenizer", required=True, metavar="FILE", help="A tokenizer.json of the package tokenizers.")
     made.add_argument("--out", required=True, metavar="DIR", type=Path, help="A new folder for the shards.")
     made.add_argument("--end", metavar="TOKEN", help="A token after each file, such as <|endoftext|>. Default: none.")
-    about = "Tokens of a file. Default: 100,000,000."
+    about = "The most tokens in a file. Default: 100,000,000."
     made.add_argument("--shard-size", metavar="N", type=int, default=10**8, help=about)
     given = parser.parse_args(arguments)
     if given.shard_size < 1:

@@ -51,7 +51,7 @@ class Blocks:
 
     Arguments:
         file: an `OpenFile`, or what reads like one (fdg_jax.data.texts.tokens).
-        stride: None: T, so that a block begins where the one before ends.
+        stride: in tokens; None for T, so that a block begins where the previous one ends.
 
     Raises:
         Damaged: while reading, if the file has been cut short.
@@ -87,8 +87,8 @@ class Blocks:
 
 
 def anywhere(blocks: Any) -> Any:
-    """The blocks that begin at any token of `blocks`, up to the beginning of its last one. Those of an array, of zeros
-    (`Source.without_inputs`), are zeros."""
+    """The blocks that begin at each token of `blocks`, up to the beginning of its last block. An array instead of
+    `Blocks` holds zeros (`Source.without_inputs`), so the result does, too."""
     n, T = blocks.shape
     if isinstance(blocks, Blocks):
         return Blocks(blocks.file, blocks.start, (n - 1) * blocks.stride + 1, T, blocks.dtype, stride=1)

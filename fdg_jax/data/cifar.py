@@ -27,7 +27,7 @@ from fdg_jax.machine.signals import long_wait
 class Cifar(NamedTuple):
     """One of the two data sets.
 
-    mean, std: of its training images' channels, scaled to 0..1.
+    mean, std: those of its training images' channels, scaled to 0..1.
     train, test: names of the archive's files, in order. A record in them is one byte for each label and then 3 x 32 x
         32 bytes of image.
     label_bytes: how many labels a record has; the last one is used.

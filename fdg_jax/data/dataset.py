@@ -37,9 +37,9 @@ def checked(dataset: Dataset) -> Dataset:
         if images.dtype != np.uint8 or images.ndim != 4:
             raise BadInput(f"{found}. Images are uint8[N, H, W, C].")
         if images.shape[1:] != d.train_images.shape[1:]:
-            raise BadInput(f"{found}, and train_images is uint8{list(d.train_images.shape)}. Give all one size.")
+            raise BadInput(f"{found}, but train_images is uint8{list(d.train_images.shape)}. Give all one size.")
         if labels.dtype != np.int32 or labels.shape != images.shape[:1]:
-            fact = f"{found}, and {part}_labels is {labels.dtype}{list(labels.shape)}"
+            fact = f"{found}, but {part}_labels is {labels.dtype}{list(labels.shape)}"
             raise BadInput(f"{fact}. Labels are int32[N], one for each image.")
         if not len(labels):
             raise BadInput(f"{found}: there is no image in it.")
@@ -50,7 +50,7 @@ def checked(dataset: Dataset) -> Dataset:
     for name, values in (("mean", d.mean), ("std", d.std)):
         if len(values) != channels or not all(0 < value < 1 for value in values):
             fact = f"data set {d.name}: {name} is {tuple(values)}"
-            raise BadInput(f"{fact}. It has {channels} numbers between 0 and 1, of the images scaled to 0..1.")
+            raise BadInput(f"{fact}. It needs {channels} numbers between 0 and 1, for images scaled to 0..1.")
     if not 0 <= d.pad < min(d.shape[:2]):
-        raise BadInput(f"data set {d.name}: pad is {d.pad}. It is less than the {min(d.shape[:2])} pixels of an image.")
+        raise BadInput(f"data set {d.name}: pad is {d.pad}. Use less than the {min(d.shape[:2])} pixels of an image.")
     return d

@@ -90,7 +90,7 @@ def receive(response: http.client.HTTPResponse, download: Download) -> bytes:
     declared = response.headers.get("Content-Length")
     if declared is not None and declared != str(download.bytes):
         # For example a network's login page.
-        raise Unavailable(f"{download.url} has {declared} bytes and not the {download.bytes:,} expected.")
+        raise Unavailable(f"{download.url} has {declared} bytes instead of the {download.bytes:,} expected.")
     progress, content = Progress(download.bytes, "bytes", f"downloading {download.url}"), bytearray()
     while len(content) < download.bytes:
         try:
@@ -109,6 +109,6 @@ def receive(response: http.client.HTTPResponse, download: Download) -> bytes:
 def differs(content: bytes | bytearray, download: Download) -> str:
     """How a file differs from the one that would be downloaded, in words; "" if it does not."""
     if len(content) != download.bytes:
-        return f"{len(content):,} bytes and not the {download.bytes:,} expected"
+        return f"{len(content):,} bytes instead of the {download.bytes:,} expected"
     digest = hashlib.sha256(content).hexdigest()
-    return "" if digest == download.sha256 else f"the sha256 {digest} and not {download.sha256}"
+    return "" if digest == download.sha256 else f"the sha256 {digest} instead of {download.sha256}"

@@ -112,12 +112,12 @@ def entries(folder: Path, what: str) -> list[os.DirEntry]:
     try:
         return sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        raise BadInput(f"{folder} can't be read, which should hold {what}: {error.strerror}.") from None
+        raise BadInput(f"{folder}, which should hold {what}, can't be read: {error.strerror}.") from None
 
 
 def classes(folder: Path) -> list[str]:
     """The names of the classes 0, 1, ...: the sorted folders in a split's folder. Raises BadInput."""
-    found = entries(folder, "a folder of images a class")
+    found = entries(folder, "a folder of images for each class")
     return [entry.name for entry in found if entry.is_dir() and not entry.name.startswith(".")]
 
 
@@ -146,14 +146,14 @@ def by_folder(split: Path, wanted: Sequence[str]) -> Files:
         BadInput: a class has no folder or no image; the message names it.
     """
     names, labels = [], []
-    beside = (entry.name for entry in entries(split, "a folder of images a class") if not entry.is_dir())
+    beside = (entry.name for entry in entries(split, "a folder of images for each class") if not entry.is_dir())
     others = [name for name in beside if not name.startswith(".")]
     for label, name in enumerate(wanted):
         found, left_out = images(split / name)
         if not found:
             holds = f"; it holds {left_out[0]}" if left_out else ""
             fact = f"{split / name} holds no images ({KINDS}){holds}, so class {name} is missing"
-            raise BadInput(f"{fact}. Put them directly into that folder.")
+            raise BadInput(f"{fact}. Put its images directly into that folder.")
         names += [f"{name}/{image}" for image in found]
         others += [f"{name}/{other}" for other in left_out]
         labels += [label] * len(found)
@@ -168,7 +168,7 @@ def by_class(train: Path, test: Path) -> tuple[Files, Files, int]:
     for here, there, names in ((train, test, {*others} - {*wanted}), (test, train, {*wanted} - {*others})):
         if names:
             name = min(names)
-            raise BadInput(f"{here / name} is missing, but {there / name} is there: both need every class.")
+            raise BadInput(f"{here / name} is missing, but {there / name} is there. Both need every class.")
     return by_folder(train, wanted), by_folder(test, wanted), len(wanted)
 
 

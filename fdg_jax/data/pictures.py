@@ -32,8 +32,8 @@ def is_path(name: str) -> bool:
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset | Stream:
-    """Loads the images. data_dir: where the folder or the file is now, if not at the path that is its name. BadInput
-    where they are not as above."""
+    """Loads the images. data_dir: where the folder or the file `name` is now, if it has moved. Raises BadInput for a
+    folder or a file of another form."""
     path = Path(data_dir or name).expanduser()
     return of_arrays(name, path) if name.endswith(SUFFIX) else of_folder(name, path)
 
@@ -45,7 +45,7 @@ def of_arrays(name: str, path: Path) -> Dataset:
             images, labels, test_images, test_labels = (file[each] for each in ARRAYS)
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
         fact = f"{path} has no arrays {', '.join(ARRAYS)} that can be read: {first_line(error)}"
-        raise BadInput(f"{fact}. Write it with numpy.savez, of images in uint8 and labels in whole numbers.") from None
+        raise BadInput(f"{fact}. Write it with numpy.savez: images in uint8, labels in whole numbers.") from None
 
     def whole(labels: np.ndarray) -> np.ndarray:
         labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
@@ -75,7 +75,7 @@ def of_folder(name: str, path: Path) -> Dataset | Stream:
     tests = [path / each for each in ("test", "val") if (path / each).is_dir()]
     if not tests or not files.classes(path / "train"):
         fact = f"{path} has no folders train/CLASS and test/CLASS (or val/CLASS) with images ({files.KINDS})"
-        raise BadInput(f"{fact}. Make them, or name another folder; if it has moved, with --data-dir.")
+        raise BadInput(f"{fact}. Make them, or name another folder. If it has moved, add --data-dir.")
     train, test, classes = files.by_class(path / "train", tests[0])
     sample = (train.read(i) for i in sample_indices(len(train)))
     (width, height), *others = {jpeg.decode_image(content, where).size for content, _, where in sample}

@@ -215,6 +215,6 @@ def workers_that_fit(batch_bytes: int, workers: int) -> int:
     if fit < workers:
         say(
             f"/dev/shm has {free / 2**20:,.0f} MiB free, room for the batches of {fit} of {workers} processes that "
-            f"would decode images. A larger one is faster (in a container: --shm-size)."
+            f"would decode images. A larger /dev/shm is faster (in a container: --shm-size)."
         )
     return min(fit, workers)

@@ -52,7 +52,7 @@ class Text(Source):
 
     @property
     def dtype(self) -> np.dtype:  # type: ignore[override]
-        """Of the stored tokens. The labels have it, even where a process has zeros for inputs."""
+        """The dtype of the stored tokens. It is the labels', since inputs may be zeros (`Source.without_inputs`)."""
         return self.train_labels.dtype
 
     labels_dtype = dtype  # type: ignore[assignment]
@@ -93,7 +93,7 @@ class Text(Source):
         return f"{train:,} training and {test:,} test blocks of {self.per_example} {tokens} of {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """The loss per byte in bits instead of nats. Other tokens have no such measure."""
+        """The test loss in bits per byte instead of nats, if the tokens are bytes; {} for any other tokens."""
         if not self.of_bytes:
             return {}
         return {"test_bits_per_byte": None if test_loss is None else test_loss / math.log(2)}
@@ -103,7 +103,7 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     """Cuts files into blocks, which may run over the end of one file into the next.
 
     Arguments:
-        name: of the data set.
+        name: the name of the data set.
         files: one or more. Several are joined in an unnamed temporary file in the user's cache directory.
         block_size: T.
 
@@ -121,20 +121,20 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     sha256, binary = digest(files, whole)
     names, note = tuple(file.name for file in files), ""
     if binary:
-        note = f"NOT text: {binary} has bytes of 0, as files of token numbers have. It is trained on byte by byte."
+        note = f"NOT text: {binary} has bytes of 0, as files of token numbers have. The run trains on it byte by byte."
         say(note)
     content = OpenFile(files[0] if whole is None else Path(", ".join(names)), whole)
     blocks = (content.size - 1) // block_size if content.size else 0
     if blocks < 2:
         fact = f"{', '.join(names)}: {content.size:,} bytes make {max(0, blocks)} blocks of --block-size {block_size}"
-        raise BadInput(f"{fact}, and one each is needed for training and testing. Use more text or smaller blocks.")
+        raise BadInput(f"{fact}, but training and testing need one each. Use more text or smaller blocks.")
     inputs, labels = (Blocks(content, shift, blocks, block_size) for shift in (0, 1))
     parts = without_last_tenth(inputs, labels)
     return Text(name, *parts, sha256, names, note=note, content=content)
 
 
 def without_last_tenth(inputs: Blocks, labels: Blocks) -> tuple[Blocks, Blocks, Blocks, Blocks]:
-    """Training inputs and labels, and as the test's the last of TEST_PART parts."""
+    """(training inputs, training labels, test inputs, test labels). The test has the last of TEST_PART parts."""
     train = len(inputs) - max(1, len(inputs) // TEST_PART)
     return inputs[:train], labels[:train], inputs[train:], labels[train:]
 

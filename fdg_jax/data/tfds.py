@@ -56,7 +56,7 @@ class Shards:
         except Exception as error:  # array_record and protobuf have exceptions of their own
             raise Damaged(f"{where} can't be read ({error}). Prepare it again.") from None
         if not 0 <= label < self.classes:
-            raise Damaged(f"{where} has the label {label} and not one of 0..{self.classes - 1}. Prepare it again.")
+            raise Damaged(f"{where} has the label {label} instead of one of 0..{self.classes - 1}. Prepare it again.")
         return content, label, where
 
     def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
@@ -85,7 +85,7 @@ def opened(directory: Path, names: tuple[str, str]) -> tuple[list[Shards], tuple
 
     Arguments:
         directory: such as `.../cifar10/3.0.2`.
-        names: of the splits.
+        names: the names of the splits.
 
     Raises:
         Unavailable: the files are for TensorFlow.
@@ -104,7 +104,7 @@ def opened(directory: Path, names: tuple[str, str]) -> tuple[list[Shards], tuple
         raise BadInput(f"{directory} can't be read, because a package is missing ({error}). {way_out}") from error
     except Exception as error:  # TFDS raises many kinds for JSON that is not its own
         fact = f"TFDS can't read {directory} ({type(error).__name__}: {error})"
-        raise BadInput(f"{fact}: it needs the splits {', '.join(names)} of an image and a label. {WAY_OUT}") from error
+        raise BadInput(f"{fact}: the splits {', '.join(names)} need an image and a label. {WAY_OUT}") from error
     reader.cache_clear()  # files of an earlier call may have been replaced
     for split in found:
         check_shards(split)

@@ -28,7 +28,7 @@ class Times(NamedTuple):
 
     backward: a backward pass and its update.
     link: sending a batch's activations to the next stage, or their gradient back. One direction sends one at a time.
-    slow, factor: stage `slow` takes `factor` times as long for everything; 0 for none.
+    slow, factor: stage `slow` takes `factor` times as long for everything. slow is 0 for no such stage.
     """
 
     backward: int = 2
@@ -108,9 +108,9 @@ def ticks_shown(schedule: Schedule) -> int:
 def check_start(method: Method, K: int, options: Mapping[str, Any]) -> None:
     """Raises BadInput if the page cannot open with this K or these options, because it does not have them."""
     if K not in STAGES:
-        raise BadInput(f"--K {K}: the page has K up to {STAGES[-1]}. The text, --svg and --trace take any.")
+        raise BadInput(f"--K {K}: the page has K up to {STAGES[-1]}. The text, --svg and --trace take any K.")
     on_page = choosable(method)
     for name, value in options.items():
         if value not in on_page.get(name, (value,)):
             flag, has = f"--{name.replace('_', '-')}", ", ".join(map(str, on_page[name]))
-            raise BadInput(f"{flag} {value}: the page has {has}. The text, --svg and --trace take any.")
+            raise BadInput(f"{flag} {value}: the page has {has}. The text, --svg and --trace take any value.")

@@ -118,7 +118,7 @@ class View {
     const { busy, seconds, mean, method } = this.p, late = Math.max(...mean);
     const share = busy.reduce((a, b) => a + b, 0) / busy.length;
     const said = `Devices work ${percent(share)} of the time, a batch every ${shown(seconds)}, gradients `;
-    const together = this.p.spread ? " A row is here a stage and no device: all devices work on one stage after the other, each on its share of the batch. " +
+    const together = this.p.spread ? " Here a row is a stage, not a device: all devices work on one stage after the other, each on its share of the batch. " +
       "A dashed gap is time in which they work on another stage." : ` ${waitWords(this.p)}`;
     const beside = method.auxiliary ? ` The auxiliary network of a stage counts here, as ${shown(data.auxiliary)} forward passes; ` +
       "tables of ideal speed-ups leave it out." : "";

@@ -39,7 +39,7 @@ class Tables:
             trace = validate(schedule, max(ticks, steady_after(schedule)))
         except ScheduleError as error:  # in a method file that a user wrote
             fact = f"fdg_jax/methods/{method.name}.py: with K={K} its schedule is wrong: {error}"
-            raise BadInput(f"{fact}\nMend the file, or take it away: the page has all methods.") from None
+            raise BadInput(f"{fact}\nMend the file, or take it away: the page shows all methods.") from None
         told, cost = versions(schedule, ticks, trace), method.costs(K)
         period, shift = repetition(schedule, ticks)
         words = [[word(op, *told[op]) for op in schedule.tick(t, None)] for t in range(1, ticks + 1)]
@@ -98,8 +98,8 @@ def sends(schedule: Schedule, ticks: int) -> dict[str, list[tuple[str, int, int]
 
 
 def within_a_tick(schedule: Schedule, method: Method) -> dict[str, Any]:
-    """Whether a stage waits for another within a steady tick. And, for each value of BACKWARD, the time per batch with
-    a barrier between ticks, in forward passes of a stage; stages are even and sending is free. {} if ticks differ."""
+    """Whether a stage waits for another within a steady tick; and the time per batch with a barrier between ticks, for
+    each value of BACKWARD, in forward passes of a stage (even stages, free sending). {} if ticks differ."""
     try:
         waits, K, cost = locks(schedule).waits, schedule.K, method.costs(schedule.K)
     except ScheduleError:

@@ -1,6 +1,6 @@
 """A schedule as a drawing needs it: every operation with its times, its weights and the update it makes.
 
-The times are the simulator's, the versions of the weights those of a run on integers. The page computes the same
+The times come from the simulator, and the versions of the weights from a run on integers. The page computes the same
 numbers (simulate.js).
 """
 
@@ -100,7 +100,7 @@ def tasks_at(schedule: Schedule, method: Method, at: Times, ticks: int) -> list[
 def versions(schedule: Schedule, ticks: int, trace: Trace) -> dict[Op, tuple[int, int, bool]]:
     """{operation of the first ticks: (version before it, version that its forward pass used, whether it updates)}.
 
-    In the order of dispatch. trace: of a run that has at least so many ticks.
+    In the order of dispatch. trace: the trace of a run with at least `ticks` ticks.
     """
     version = trace.version
     found = {}

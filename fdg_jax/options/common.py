@@ -26,7 +26,7 @@ GROUPS = {
     "run": "The run directory, stopping and resuming, and what is recorded.",
     "processes": "The stages in several processes; python -m fdg_jax.launch starts them on one host. Nothing that they "
     "exchange is encrypted or authenticated, so use a private network.",
-    "start": "About this start of the command. config.json has none of them, and --resume needs none of them again.",
+    "start": "Flags of this start only. config.json does not keep them, and --resume does not need them again.",
 }
 
 
@@ -57,7 +57,7 @@ class Common:
         use="1 for one device a stage", group="method", free=True
     )
     tensor: int = option(
-        1, "Devices of each replica of a stage of a transformer, K x R x T in all: heads and hidden units are cut over "
+        1, "Devices of each replica of a transformer's stage, K x R x T in all. Heads and hidden units are cut over "
         "them.", metavar="T", inside="[1, 1000]", use="1 for whole layers", group="method", free=True
     )
     fsdp: bool = option(
@@ -72,13 +72,13 @@ class Common:
         shown="paper if the authors give a cut, else balanced"
     )
     window: int | None = option(
-        None, "Batches per dispatch, one program in the delay-line engine on an accelerator. Signals are obeyed and "
+        None, "Batches per dispatch, on an accelerator one program of the delay line. Signals are obeyed and "
         "checkpoints written between dispatches only.", metavar="INT", inside="[1, inf)", group="method",
         shown="1; up to 50 for delay-line on an accelerator"
     )
 
     beta: float = option(
-        1.0, "fdg and ddg: shrinking factor beta in (0, 1] (Eq. 15): the gradients of stage k are multiplied by "
+        1.0, "Shrinking factor beta of fdg and ddg, in (0, 1] (Eq. 15): the gradients of stage k are multiplied by "
         "beta^(K-k) before weight decay and momentum. The paper's best values are 0.2 to 0.8.",
         inside="(0, 1]", use="1 for no shrinking", group="fdg"
     )
@@ -113,7 +113,7 @@ class Common:
         "a file .npz with x_train, y_train, x_test and y_test.", metavar="NAME", group="data"
     )
     data_dir: str | None = option(
-        None, "A TensorFlow Datasets directory, e.g. path/to/tfds. Of a folder or file of your own: where it is now.",
+        None, "A TensorFlow Datasets directory, e.g. path/to/tfds. For your own folder or file: its path now.",
         metavar="DIR", group="data", shown="$TFDS_DATA_DIR or ~/tensorflow_datasets", free=True
     )
     train_size: int | None = option(
@@ -121,7 +121,7 @@ class Common:
         metavar="N", inside="[1, inf)", group="data", shown="all"
     )
     hold_out: int = option(
-        0, "Test on the last N training examples, which are then not trained on, instead of the test examples: for "
+        0, "Test on the last N training examples instead of the test examples, and do not train on them: for "
         "choosing options. --train-size counts what is left.",
         metavar="N", inside="[0, inf)", use="a number of training examples, or 0 for none", group="data",
         shown="0, none"
@@ -152,14 +152,14 @@ class Common:
     )
     blocks: Literal["consecutive", "random"] = option(
         "consecutive", "consecutive: the text is cut into blocks, and an epoch has each of them once. random: every "
-        "batch has blocks that begin anywhere, as nanoGPT draws them; an epoch has as many, without a smaller batch.",
+        "batch has blocks that begin anywhere, as nanoGPT draws them; an epoch has as many, but no smaller last batch.",
         group="data"
     )
 
     epochs: int = option(
         300, "Passes over the training examples. The schedule of the learning rate is scaled to it. 0: --steps decides "
-        "the length and the schedule, and --evaluate-every counts batches; so it is with --tokens where --steps is "
-        "given and --epochs is not.", inside="[0, inf)", use="1 or more, or 0 for --steps", group="recipe"
+        "the length and the schedule, and --evaluate-every counts batches. This is the default with --tokens and "
+        "--steps.", inside="[0, inf)", use="1 or more, or 0 for --steps", group="recipe"
     )
     batch_size: int = option(
         128, "Examples per batch. The last, smaller batch of an epoch is used, too.", inside="[1, inf)", group="recipe"
@@ -176,8 +176,8 @@ class Common:
         0.9, "Momentum of sgd and muon, in [0, 1); beta1 of the other optimizers.", inside="[0, 1)", group="recipe"
     )
     warmup: Literal["paper", "on", "off"] = option(
-        "paper", "Of --lr-schedule paper: learning rate 0.01 for the first 3 of 300 epochs. paper: on for resnet110, "
-        "resnet1202 and every K >= 3 (except bp, fa, data_parallel and gpipe).", group="recipe"
+        "paper", "Warm-up of --lr-schedule paper: learning rate 0.01 for the first 3 of 300 epochs. paper: on for "
+        "resnet110, resnet1202 and every K >= 3 (except bp, fa, data_parallel and gpipe).", group="recipe"
     )
     seed: int = option(
         0, "Decides initial weights, order of examples, augmentation and dropout. On a GPU, runs are equal in every "
@@ -200,10 +200,10 @@ class Common:
         group="recipe"
     )
     b2: float = option(
-        0.999, "beta2 of all but sgd (of muon: of its adamw), in [0, 1).", inside="[0, 1)", group="recipe"
+        0.999, "beta2 of all except sgd (for muon, of its adamw), in [0, 1).", inside="[0, 1)", group="recipe"
     )
     clip_norm: float = option(
-        0.0, "Scale the gradient of a stage down where its norm is above this, 0 for never. It is the norm of the "
+        0.0, "The largest norm of a stage's gradient: a larger one is scaled down; 0 for never. It is the norm of the "
         "stage's own gradient, not of the whole network's, so the split matters.",
         inside="[0, inf)", use="a positive number, or 0 for never", group="recipe"
     )
@@ -296,7 +296,7 @@ class Joining:
         metavar="IP", group="processes", shown="the one that leads to the coordinator"
     )
     peer_timeout: float = option(
-        300.0, "How long a stage of another process is waited for, four times as long while programs compile.",
+        300.0, "How long to wait for a stage of another process; four times as long while programs compile.",
         metavar="SECONDS", inside="(0, inf)", group="processes"
     )
 
@@ -327,11 +327,11 @@ class Start:
     quiet: bool = option(False, "Print only warnings, errors and the last line.", group="start")
     track: str | None = option(
         None, "Send the curves to these trackers as well: wandb, mlflow, trackio. A run that is resumed goes on in the "
-        "trackers that it had; none: in no tracker.", metavar="NAME,NAME", group="start", shown="none"
+        "trackers that it had, or with none in no tracker.", metavar="NAME,NAME", group="start", shown="none"
     )
     trust_code: bool = option(
-        False, "Execute the copies of somebody's own .py files in the run directories that are named, of which a "
-        "stranger may have made them.", group="start"
+        False, "Execute the copies of users' own .py files that lie in the named run directories. A stranger may have "
+        "made these copies.", group="start"
     )
     seeds: str | None = option(
         None, "One run for each of these seeds, e.g. 0,1,2: see --sweep.",
@@ -339,11 +339,11 @@ class Start:
     )
     sweep: tuple = option(
         (), "One run for each value, e.g. beta=0.2,0.5,1, or for each combination where several are given "
-        "(split=3,7;2,5: values that have commas), in <run-dir>/<name>. Stopped and given again, the command goes on. "
+        "(split=3,7;2,5 where values have commas), in <run-dir>/<name>. Stopped and given again, the command goes on. "
         "At its end compared.html compares the runs.", metavar="NAME=VALUES", group="start", shown="one run"
     )
     jobs: int = option(
-        1, "With --seeds or --sweep: so many runs at the same time, each on a core of its own.",
+        1, "With --seeds or --sweep: how many runs at the same time, each on a core of its own.",
         metavar="N", inside="[1, inf)", group="start"
     )
 
@@ -363,7 +363,7 @@ ONE_RUN = Start()  # with no such flag
 # Options of earlier versions: skipped in the files of old runs; on a command line, the error names the replacement.
 RETIRED = {
     "live": "--live is gone: the progress line, TensorBoard and --track NAME show a run that goes on.",
-    "replay_check": "--replay-check is gone: run twice and compare final_state_sha256 in the two files summary.json.",
+    "replay_check": "--replay-check is gone: run twice and compare final_state_sha256 in the two summary.json files.",
     "resume_into": "--resume-into is gone: --init-from RUN begins a new run with the weights of another one.",
 }
 # The defaults that an optimizer changes. SGD's are the paper's, above. AdamW's are usual for small transformers. Lion
@@ -387,9 +387,9 @@ def own_defaults(optimizer: Any) -> Mapping[str, Any]:
 
 def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a command line sets. Given ones take precedence over the command's defaults, and these over the
-    optimizer's. Plain BP has no use for stages, so it has one. The paper's schedule has its own warm-up, so it ignores
-    the command's. Files of tokens have a data set of their own, in which steps count, as an epoch may be longer than
-    any run."""
+    optimizer's. Plain BP has no use for several stages, so its K is 1. The paper's schedule has its own warm-up, so it
+    ignores the command's. Files of tokens are a data set of their own. A run on them is measured in steps, as an epoch
+    may be longer than any run."""
     found = {**defaults, **given}
     if found.get("method") == "bp" and "split" not in given:
         found = {"K": 1, **found}

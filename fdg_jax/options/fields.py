@@ -67,7 +67,7 @@ def option(
         help: its text in --help.
         metavar: the placeholder of a value in --help; "" for the name of its type.
         inside: the interval of allowed numbers, such as "[1, inf)" or "(0, 1]"; "" for any.
-        use: the advice for a number outside, such as "1 for no shrinking"; "" for the default.
+        use: the advice for a number outside `inside`, such as "1 for no shrinking"; "" for the default.
         group, shown, free: for the library's own options (fdg_jax.config): the group in --help, the default in words,
             and whether a resumed run may change the option.
 
@@ -99,7 +99,7 @@ def of_class(options: type | None, where: str, taken: Collection[str] = frozense
         if "help" not in field.metadata:
             raise BadInput(f'{who} is not made by option(). Write {name}: float = option(0.5, "what it does").')
         if name in taken or name.startswith("_"):
-            raise BadInput(f"{who} has a name with another meaning. Choose another one.")
+            raise BadInput(f"{who} has a name that is already in use. Choose another one.")
         if not all(part in (bool, int, float, str, tuple, types.NoneType) or choices(part) for part in parts(kind)):
             fact = f"{who} is of a type that an option cannot have"
             raise BadInput(f"{fact}. Use bool, int, float, str or Literal with texts.")
@@ -140,7 +140,7 @@ def checked(option: Option, value: Any) -> Any:
         return value
     value = float(value) if float in parts(kind) else int(value)  # type: ignore[arg-type]
     if isinstance(value, int) and not -LARGEST < value < LARGEST:
-        raise BadInput(f"{said(name, value)}: whole numbers lie below {LARGEST:,} here. Use a smaller one.")
+        raise BadInput(f"{said(name, value)}: whole numbers must be below {LARGEST:,}. Use a smaller one.")
     if option.inside and not lies(value, option.inside):
         use = option.use or ("another number, or leave it out" if default is None else written(default))
         raise BadInput(f"{said(name, value)}: it {in_words(option.inside)}. Use {use}.")

@@ -31,7 +31,7 @@ OWN: dict[str, OwnFile] = {}  # by the full names that their modules have
 
 
 class Loader(SourceLoader):
-    """Makes a module of bytes that have been read, so that what is executed is what was hashed."""
+    """Makes a module from bytes that were read before, so that the executed code is the code that was hashed."""
 
     def __init__(self, file: OwnFile):
         self.file = file
@@ -44,7 +44,7 @@ class Loader(SourceLoader):
 
 
 class Folder(NamedTuple):
-    """A folder of such files.
+    """A folder in which every file defines one value of an option.
 
     package: such as fdg_jax.methods. what: what each file defines, such as "method". constant: the name of the file's
         constant for it, such as METHOD. kind: the constant's type. aliases: other names, which a message may
@@ -100,7 +100,7 @@ class Folder(NamedTuple):
             raise BadInput(f"{self.shown(name)} cannot be imported: {sentence(error)} {way_out}") from error
 
     def find(self, name: Any) -> Any:
-        """The constant of the file of that name. Raises BadInput if there is no such file, or it contradicts itself."""
+        """The constant of the file of that name. Raises BadInput if the file is missing or contradicts itself."""
         known = self.names()
         if not isinstance(name, str) or name not in known:
             asked = did_you_mean(str(name), [*known, *self.aliases])
@@ -114,7 +114,7 @@ class Folder(NamedTuple):
             way_out = f"Write {self.constant} = {self.kind.__name__}(name=..., summary=..., ...)"
             raise BadInput(f"{file} has no {self.constant} of type {self.kind.__name__}. {way_out}.")
         if found.name != name:
-            fact = f"{file}: {self.constant} has the name {found.name!r}, the file has {name!r}"
+            fact = f"{file}: {self.constant} has the name {found.name!r}, but the file has {name!r}"
             raise BadInput(f"{fact}. Write name={name!r}.")
         if found.options is None and hasattr(module, "Options"):
             fact = f"{file} has a class Options, which its {self.constant} does not name"

@@ -51,7 +51,8 @@ class Chart(NamedTuple):
 
     title: what the curves show. across: what the horizontal axis counts.
     marks: places on the horizontal axis with a dashed vertical line.
-    steps: for values that stay until the next mark: no spots, and a logarithmic axis if the values differ much.
+    steps: whether each value holds until the next point (a staircase). Such lines have no spots, and the axis is
+        logarithmic if all values are positive and differ much.
     from_zero: whether the vertical axis begins at 0.
     """
 
@@ -104,7 +105,7 @@ def canvas(
 
 
 def plain(axes: Any, grid: Any = "both", without: Sequence[str] = ("top", "right"), width: float = 0.6) -> None:
-    """A faint grid behind the data, and no frame on these sides."""
+    """Draws a faint grid behind the data, and removes the frame on the sides in `without`."""
     axes.grid(axis=grid, color=LIGHT["line"], lw=width)
     axes.set_axisbelow(True)
     axes.spines[list(without)].set_visible(False)

@@ -22,12 +22,12 @@ from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
 
 NOTES = (
-    "Of several seeds: the median (lowest to highest). Differences are taken seed by seed: the mean and Student's 95% "
-    "interval. Of one seed a difference may be chance.",
-    "Speeds compare only where the machine and what else it did were the same.",
+    "With several seeds, a number is the median (lowest to highest). Differences are taken seed by seed: the mean and "
+    "Student's 95% interval. With one seed, a difference may be chance.",
+    "Speeds can be compared only if the machine and its other load were the same.",
 )
-OTHER_DATA = "The data sets differ, so the errors do not compare."
-OTHER_LENGTH = "The numbers of batches differ: compare the curves, not the ends."
+OTHER_DATA = "The data sets differ, so the errors cannot be compared."
+OTHER_LENGTH = "The numbers of batches differ: compare the curves, not the final numbers."
 ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # always among the common options
 
 
@@ -40,7 +40,7 @@ class Column(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A comparison. verdict: a sentence for each other group against the first. heads, rows: the table, a row for each
+    """A comparison. verdict: compares the other groups with the first. heads, rows: the table, a row for each
     group. common: the options that all runs share. notes: caveats. data: the runs' notes on their data."""
 
     verdict: str

@@ -20,7 +20,7 @@ class Interval(NamedTuple):
         return self.told(2)
 
     def told(self, digits: int) -> str:
-        """Text such as +0.76 (+0.39 to +1.13), with so many digits."""
+        """Text such as +0.76 (+0.39 to +1.13), with this number of digits."""
         ends = "" if self.deviation is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
         return f"{self.mean:+.{digits}f}{ends}"
 

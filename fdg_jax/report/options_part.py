@@ -65,9 +65,9 @@ def meaning(name: str) -> str:
 
 
 def command(config: Mapping[str, Any]) -> str:
-    """The command line of the run for a shell, with the options as the user set them but the run directory. It also
-    names what another machine might choose otherwise: XLA's flags, the data set, how many of its examples there were, a
-    measured split."""
+    """The run's command line, ready for a shell: the options that the user set, without `--run-dir` and `--resume`. For
+    data without a training command, options at their defaults are left out. The line also names what another machine
+    might choose otherwise: XLA's flags, the data set, the number of its examples, a measured split."""
     asked, program = config["asked"], COMMANDS.get(config["dataset"])
     asked = asked | {name: config[name] for name in ("dataset", "train_size", "split") if asked.get(name) is not None}
     of_run = (name for name in FIELDS if name not in ("resume", "run_dir"))

@@ -88,7 +88,7 @@ def of_directory(path: Path) -> Result:
 
 
 def label(name: str, about: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """What a run's own file is called here: with the beginning of its sha256, and with its options."""
+    """The label of a user's own file of a run: its name, the beginning of its sha256, and its options."""
     own = [f" {each}={written(config[each])}" for each in about["has"] if each not in FIELDS and each in config]
     return f"{name}[{about['sha256'][:7]}{''.join(own)}]"
 
@@ -130,7 +130,7 @@ def clock_of(
     Arguments:
         measured: (examples until a line, images/s or tokens/s since the line before; None: programs may have compiled).
         per_example: tokens of an example; 1 for an image.
-        mean: that of the whole run, also the value for a missing speed; None: the median of the others.
+        mean: the speed of the whole run, which also fills in for missing speeds. None: their median does.
     """
     known = [speed for _, speed in measured if speed]
     usual = mean or (statistics.median(known) if known else 0.0)
@@ -234,7 +234,7 @@ def value_of(run: Result, name: str) -> Any:
 
 
 def has(run: Result, name: str) -> bool:
-    """Whether an option applies to a run: beta and split do not for K=1."""
+    """Whether an option applies to a run: beta and split do not apply if K=1."""
     if name in ("beta", "split") and value_of(run, "K") == 1:
         return False
     options = {each: value_of(run, each) for each in FIELDS}

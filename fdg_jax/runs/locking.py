@@ -42,7 +42,7 @@ def resumes(path: Path) -> bool:
         return True
     left = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if there(path / name)]
     if left:
-        fact = f"--resume auto: {path} has {' and '.join(left)} and no {CONFIG}, so it cannot be gone on with"
+        fact = f"--resume auto: {path} has {' and '.join(left)} but no {CONFIG}, so no run can be resumed"
         raise BadInput(f"{fact}. Put {CONFIG} back, delete the directory, or choose another --run-dir.")
     return False
 
@@ -72,7 +72,7 @@ def check_content(path: Path, resume: bool) -> None:
     """Raises BadInput if there is no run to resume, or if a new run would replace one."""
     if resume and not there(path / CONFIG):
         fact = f"--resume: {path} holds no run ({CONFIG} is not there)"
-        raise BadInput(f"{fact}. Leave --resume out to start one; --resume auto goes on or starts, whichever it takes.")
+        raise BadInput(f"{fact}. Leave --resume out to start one. --resume auto resumes or starts one.")
     if not resume and path.is_dir() and holds_run(path):
         way_out = "Add --resume to go on with it, choose another --run-dir, or delete it"
         raise BadInput(f"{path} already holds a run. {way_out}.")

@@ -82,7 +82,7 @@ def per_second(speed: float | None, unit: str = "images") -> str:
 
 
 def count(n: float, one: str, ending: str = "s") -> str:
-    """1 epoch, 2.5 epochs, and, with the ending es, 3 batches."""
+    """A number with its noun: 1 epoch, 2.5 epochs. With the ending "es": 3 batches."""
     return f"{n} {one}{'' if n == 1 else ending}"
 
 

@@ -60,13 +60,13 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
     check(path, settings, known, way_out)
     if not 1 <= (found.get("cpu_devices") or 1) <= MOST_DEVICES:
-        fact = f"{path}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
+        fact = f"{path}: cpu_devices is {found['cpu_devices']}, which no machine has. The file is damaged"
         raise BadInput(f"{fact}. {way_out}")
     return found
 
 
 def with_code(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
-    """As `config`, of a run whose own files are loaded then. Raises BadInput where they may not be."""
+    """As `config`, but also loads the run's own files (fdg_jax.own_files). Raises BadInput if that is not allowed."""
     own_files.load_of_run(run, config(run, absent))
     return config(run, absent)  # now with the options of these files
 
@@ -76,7 +76,7 @@ def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
     try:
         checks.check(Config(**{name: config[name] for name in FIELDS if name in config}), frozenset())
     except BadInput as error:
-        raise BadInput(f"{path} holds what no run can have: {error}") from None
+        raise BadInput(f"{path} holds an impossible value. {error}") from None
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> N
     check(path, found, {name: NUMBERS[name][0] for name in SUMMARY_NEEDS} | lists, way_out)
     check(path, found, {"note": str | None}, way_out, absent=None)
     if wrong := impossible(found):
-        raise BadInput(f"{path}: {wrong}: the file is damaged. {way_out}")
+        raise BadInput(f"{path}: {wrong}. The file is damaged. {way_out}")
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def events(run: Path) -> list[dict[str, Any]]:
     for event in metrics(path):
         for name, where in (("epoch", "step"), ("learning_rate", "train_loss"), ("test_loss", "test_error_percent")):
             if where in event and name not in event:
-                fact = f"{path}: the line of step {event['step']} lacks {name!r}: it is damaged"
+                fact = f"{path} is damaged: the line of step {event['step']} lacks {name!r}"
                 raise BadInput(f"{fact}. Start a new run in another --run-dir.")
         kind = next(name for name in ("test_error_percent", "train_loss", "step") if event.get(name) is not None)
         found[kind].add(event)
@@ -113,7 +113,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 def refuse_less(steps: int, done: int) -> None:
     """Raises BadInput if a run is to end before its current batch."""
     if done > steps:
-        raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
+        raise BadInput(f"--steps {steps}: the run is at batch {done} already. Give more steps, or leave --steps out.")
 
 
 MISSING = object()
@@ -126,14 +126,14 @@ def check(
     for name, kind in needed.items():
         value = found.get(name, absent)
         if value is MISSING:
-            raise BadInput(f"{path} lacks {name!r}: it is damaged or of another version. {way_out}")
+            raise BadInput(f"{path} lacks {name!r}. It is damaged or of another version. {way_out}")
         if not fits(value, kind):
             fact = f"{path}: {name} is {shown(value)}, which is no {described(kind)}"
-            raise BadInput(f"{fact}: the file is damaged. {way_out}")
+            raise BadInput(f"{fact}. The file is damaged. {way_out}")
         for each in value if name in ELEMENTS and isinstance(value, list) else ():
             if not fits(each, ELEMENTS[name]):
                 fact = f"{path}: {name} has {shown(each)}, which is no {described(ELEMENTS[name])}"
-                raise BadInput(f"{fact}: the file is damaged. {way_out}")
+                raise BadInput(f"{fact}. The file is damaged. {way_out}")
 
 
 def shown(value: Any) -> str:

@@ -12,7 +12,7 @@ RANGE = "range of "  # with a name: an entry of merged lines only; no line of a 
 
 
 class Thinned:
-    """Lines that have a value of one name. The first, the newest and the lowest line are never merged.
+    """The lines that have a value `name`. The first line, the newest and that of the lowest value are never merged.
 
     name: the name of the value, such as "train_loss".
     """

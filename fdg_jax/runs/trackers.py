@@ -38,7 +38,7 @@ class Client(Protocol):
     id: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """A point of each curve at a batch."""
+        """Adds a point to each curve, at this batch."""
 
     def finish(self, results: Mapping[str, float], code: int) -> None:
         """Ends the session. results: the run's results; {} if it has not finished. code: the exit code of the
@@ -121,7 +121,7 @@ class TensorBoard:
             self.write(step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """A point of each curve at a batch."""
+        """Adds a point to each curve, at this batch."""
         from tensorboardX.proto.summary_pb2 import Summary  # type: ignore
 
         points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""The training commands: everything but their name, their data sets and their defaults.
+"""The training commands: everything except their name, their data sets and their defaults.
 
 `start` checks what is cheap to check and claims the run directory; fdg_jax/training/lifecycle.py does the rest.
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], program: Program) -> int:
         except Elsewhere:  # another process prints the error
             return 2
         except Silent as error:
-            print(f"error: {error} Look what became of it, and start all again.", file=sys.stderr)
+            print(f"error: {error} Find out why, then start all processes again.", file=sys.stderr)
             return 1
         except BadInput as error:
             print(f"error: {words.explained(error) if words else error}", file=sys.stderr)
@@ -109,7 +109,7 @@ def finished(path: Path, options: Config) -> bool:
     """Whether the run to be resumed is already finished; if so, prints that."""
     if (steps := reading.finished_steps(path, options)) is None:
         return False
-    longer = f"With --init-from {path} another run begins with its weights"
+    longer = f"--init-from {path} begins a new run with its weights"
     more = "With more --steps it goes on" if options.steps else longer
     print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
     return True

@@ -33,7 +33,7 @@ LAYER = re.compile(r"h\.(\d+)\..*")
 
 
 def names(layers: int) -> dict[str, str]:
-    """{our name of a parameter: GPT-2's} for so many layers."""
+    """{our name of a parameter: GPT-2's name}, for this number of layers."""
     found = {f"{block_name(0)}/table": "wte.weight", f"{block_name(0)}/positions": "wpe.weight"}
     modules = {f"{block_name(n + 1)}/{ours}": f"h.{n}.{its}" for n in range(layers) for ours, its in MODULES.items()}
     for ours, its in {**modules, f"{block_name(layers + 1)}/norm": "ln_f"}.items():
@@ -62,12 +62,12 @@ def load(path: Path, own: Mapping[str, Any]) -> dict[str, Any]:
     params = {ours: found[its] for ours, its in known.items() if its in found}
     first = own["params"].get(block_name(0), {})
     if (here := len(first.get("table", table))) != len(table):
-        fact = f"{path} is for {len(table):,} different tokens, and the data have {here:,}"
+        fact = f"{path} is for {len(table):,} different tokens, but the data have {here:,}"
         raise BadInput(f"{fact}. Train on text in the tokens of these weights.")
     where = f"{block_name(0)}/positions"
     if where in params and "positions" in first:
         if (T := len(first["positions"])) > (most := len(params[where])):
-            raise BadInput(f"{path} has {most:,} positions, and a block {T:,}. Use --block-size {most} or less.")
+            raise BadInput(f"{path} has {most:,} positions, but a block has {T:,}. Use --block-size {most} or less.")
         params[where] = params[where][:T]
     return {"params": unflatten_dict(params, sep="/")}
 
@@ -82,7 +82,7 @@ def save(path: str | os.PathLike[str], options: Config, variables: Mapping[str, 
     o = model_options(options)
     like = {**models.defaults("gpt2"), "mlp": "gelu", "qk_norm": False, "heads": o.get("heads"), "kv_heads": None}
     del like["block_size"]
-    if differ := [f"{name}={o.get(name)!r} for {value!r}" for name, value in like.items() if o.get(name) != value]:
+    if differ := [f"{name}={o.get(name)!r} (not {value!r})" for name, value in like.items() if o.get(name) != value]:
         raise BadInput(f"{options.model} is no GPT-2: it has {', '.join(differ)}. Leave --format out.")
     params = flatten_dict(variables["params"], sep="/")
     known = names(layers := len(variables["params"]) - 2)

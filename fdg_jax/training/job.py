@@ -219,7 +219,7 @@ def built(
         warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has printed the warning
         initialise(pipeline, parts, dataset, options, initial)
     if any(spec.compute.draws for spec in pipeline.engine.problem.specs):
-        fact = f"model {options.model} draws random numbers in evaluation, too, and a run has no key for that"
+        fact = f"model {options.model} draws random numbers in evaluation, too, but a run has no key for that"
         raise BadInput(f"{fact}. Draw only where the argument `train` of __call__ is True.")
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     return Job(options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark)
@@ -249,7 +249,7 @@ def load_data(options: Config, note: str) -> data.Source:
     N, n, examples = len(dataset.train_inputs), options.train_size, fingerprint.WORDS[dataset.unit][0]
     if n is not None and n > N and options.dataset != "auto":  # with auto, N is not known in advance
         fact = f"--train-size {n}: {dataset.name} has {N} training {examples}"
-        raise BadInput(f"{fact}. Use at most {N}, or leave it out; a run that goes on needs the data it began with.")
+        raise BadInput(f"{fact}. Use at most {N}, or leave it out. A resumed run needs the data it began with.")
     if options.batch_size > N:
         raise BadInput(
             f"--batch-size {options.batch_size} is more than the {N} training {examples} of {dataset.name}. "
@@ -281,9 +281,9 @@ def without_last(whole: data.Source, n: int) -> Any:
     training example is left."""
     N, examples = len(whole.train_inputs), fingerprint.WORDS[whole.unit][0]
     if n >= N:
-        fact = f"--hold-out {n}: {whole.name} has {N} training {examples}, and what is held out is not trained on"
+        fact = f"--hold-out {n}: {whole.name} has {N} training {examples}, but held-out ones are not trained on"
         raise BadInput(f"{fact}. Hold out fewer.")
-    said = f"The last {n:,} training {examples} are held out: test errors are theirs."
+    said = f"The last {n:,} training {examples} are held out, and test errors are measured on them."
     return whole.held_out(n)._replace(note=f"{whole.note} {said}".strip())
 
 
@@ -292,7 +292,7 @@ def check_last_batch(options: Config, method: Method, N: int) -> None:
     last, M = N % options.batch_size, options.micro_batches
     if "micro_batches" in method.answers_to and 0 < last < M:
         raise BadInput(
-            f"--micro-batches {M}: an epoch of {N} examples ends in a batch of {last}, which has fewer. Use fewer "
+            f"--micro-batches {M}: an epoch of {N} examples ends in a batch of only {last}. Use fewer "
             f"micro-batches, or another --batch-size or --train-size."
         )
 
@@ -301,7 +301,7 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
     """Returns the options with the engine settled, a device or a mesh per stage, and a remark on the devices ("" if
     none is needed).
 
-    Both engines get K CPU devices (on one core one, see `prepare_cpu`), though the delay line uses only one. XLA's pool
+    Both engines get K CPU devices (or one, see `prepare_cpu`), though the delay line uses only one. XLA's pool
     has max(devices, cores) threads, and the number of threads that share a convolution decides how its sums are
     rounded. With equal pools the engines agree to the last bit.
     """
@@ -335,9 +335,9 @@ def reason_for_delay_line(options: Config, method: Method, found: list[Any], sha
         return ""
     one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the training is the same."
     if shared:
-        return f"{one}there are {len(set(found))} for K={options.K} stages; {same}"
+        return f"{one}there are {len(set(found))} devices for K={options.K} stages; {same}"
     if options.K == 1:
-        return f"{one}it runs many batches a dispatch, as it does for K > 1 on one device; {same}"
+        return f"{one}it runs many batches per dispatch, as it does for K > 1 on one device; {same}"
     return ""
 
 

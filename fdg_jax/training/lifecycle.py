@@ -167,18 +167,18 @@ def begin(job: Job, path: Path, resume: bool, start: Start = ONE_RUN, again: str
 
 
 def refuse_lost(job: Job, path: Path) -> None:
-    """Raises BadInput if a run must have had a checkpoint by its number of batches, and has none now: it would start
-    from the beginning."""
+    """Raises BadInput if a run has trained on so many batches that it must have had a checkpoint, but has none now.
+    Otherwise it would start from the beginning."""
     o, config = job.options, path / run_files.CONFIG
     every = run_files.read_json(config).get("checkpoint_every") if config.is_file() else None
     due = max(job.steps_per_epoch if each is None else each for each in (every, o.checkpoint_every))
     step = max((event["step"] for event in reading.events(path)), default=0)
     # Twice `due`, because a second checkpoint is begun only after the first is written. 0: none before the end.
     if (path / run_files.SUMMARY).exists() or (step >= 2 * due and 0 not in (every, o.checkpoint_every)):
-        fact = f"{path} has results up to batch {step:,} and no checkpoint to go on from"
+        fact = f"{path} has results up to batch {step:,}, but no checkpoint to go on from"
         raise BadInput(
-            f"{fact}: {path / CHECKPOINTS} is empty or away. Put the checkpoints back, or start a new run in another "
-            "--run-dir. Nothing was changed."
+            f"{fact}: {path / CHECKPOINTS} is empty or missing. Put the checkpoints back, or start a new run in "
+            "another --run-dir. Nothing was changed."
         )
 
 
@@ -199,8 +199,8 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     for name, now in versions().items():
         if about.get(name) != now:
             raise BadInput(
-                f"the newest checkpoint was made with {name} {about.get(name)}, this is {now}: the run would not be "
-                f"the same to the last bit. Go on with that version, or begin another run with its weights: "
+                f"the newest checkpoint was made with {name} {about.get(name)}, but this is {now}. The run would not "
+                f"be the same to the last bit. Go on with that version, or begin another run with its weights: "
                 f"--init-from RUN."
             )
     was, now = about.get("options", {}), about_job(job)["options"]
@@ -227,8 +227,8 @@ def session(run: Run, signals: Signals) -> tuple[str, str]:
             several processes or in the evaluation after the last batch.
         Diverged: a loss, a gradient or the state is not finite.
         SaveFailed: a checkpoint that is needed cannot be written.
-        OSError: the disk is full; a checkpoint was tried.
-        Broken: anything else went wrong; a checkpoint was tried.
+        OSError: the disk is full; an attempt to write a checkpoint was made.
+        Broken: anything else went wrong; an attempt to write a checkpoint was made.
     """
     job, record = run.job, run.record
     record.open(run.path, job.options.tensorboard)
@@ -371,14 +371,14 @@ def diverged(error: Diverged, run: Run) -> str:
 
 
 def damaged(error: Damaged, run: Run) -> str:
-    return f"error: {error} The run stopped before that batch. Once it is repaired, go on with\n  {run.again}"
+    return f"error: {error} The run stopped before that batch. Once the data are repaired, go on with\n  {run.again}"
 
 
 def not_saved(error: SaveFailed, run: Run) -> str:
     """The message when a needed checkpoint could not be written. No summary is written, so that the run can be
     resumed."""
     where = f"from {run.newest.name}" if run.newest else "from the beginning"
-    way_out = f"Make room on the disk, or make it writable; then {run.path} goes on {where}, with --resume."
+    way_out = f"Make room on the disk, or make it writable. Then {run.path} goes on {where} with --resume."
     return f"error: {error} {way_out if run.path.is_dir() else 'Nothing of the run is left there.'}"
 
 
@@ -387,7 +387,7 @@ def broken(error: Broken, run: Run) -> str:
     if isinstance(cause, LoaderFailed | BadInput | Silent):
         fact = str(cause)
     elif is_lost_process(cause):
-        fact = f"another process of this training has ended, or the way to it is cut ({first_line(cause)})"
+        fact = f"another process of this training has ended, or its connection is cut ({first_line(cause)})"
     else:  # a defect of this package or of a library: the traceback shows where
         traceback.print_exception(cause)
         fact = f"training was ended by {reason(cause).rstrip('.')}."
@@ -517,7 +517,7 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None, quietly: b
     Arguments:
         path: the run directory.
         config: the run's configuration; None: read from config.json.
-        quietly: no warning, because the fault that prevents the report has ended the run too and is printed then.
+        quietly: prints no warning, because the fault that prevents the report has ended the run too, and is printed.
     """
     try:
         report_page.write(path, config)

@@ -136,7 +136,7 @@ class Loop:
             yield
 
     def evaluation_due(self) -> bool:
-        """Whether --evaluate-every asks for an evaluation after the newest batch, and it is still to be made."""
+        """Whether --evaluate-every asks for an evaluation after the newest batch, and none was made yet."""
         every, step = self.job.evaluated_every, self.record.step
         return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
 
@@ -198,8 +198,8 @@ class Loop:
 class FirstDispatches:
     """Tells which dispatches may compile, so that their time is not taken for that of training.
 
-    The first dispatch of a shape may compile. In the pipeline, a batch of a new size needs 2K ticks through all stages
-    and back, and with M accumulated batches M-1 more until the update. So 2K+M-1 dispatches may compile.
+    The first dispatch of a shape may compile. In the pipeline, a batch of a new size needs 2K ticks to go through all
+    stages and back. With M accumulated batches, M-1 more ticks pass until the update. So 2K+M-1 dispatches may compile.
     """
 
     def __init__(self, options: Config):
@@ -329,7 +329,7 @@ class InMemory:
         return np.stack([self.rows(each) for each in range(step, step + W)])
 
     def rows(self, step: int) -> np.ndarray:
-        """[batch] The examples of the batch after `step`; of random blocks, the tokens at which they begin."""
+        """[batch] The numbers of the examples in the batch after `step`; for random blocks, their first tokens."""
         B = self.options.batch_size
         if self.random:
             return drawn(len(self.inputs), B, self.options.seed, step)
@@ -344,8 +344,8 @@ class InMemory:
         return self.inputs[rows], self.labels[rows]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Test batches: of images up to 500 each; of text, whose outputs are large, at most as many examples as a
-        training batch."""
+        """Test batches of up to 500 images. A test batch of text, whose outputs are large, has at most as many examples
+        as a training batch."""
         inputs, labels = self.dataset.test_inputs, self.dataset.test_labels
         size = even_size(len(inputs), TEST_BATCH if self.dataset.unit == "images" else self.options.batch_size)
         for start in range(0, len(inputs), size):

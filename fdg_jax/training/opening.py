@@ -219,9 +219,9 @@ def block_numbers(first: int, last: int) -> str:
 class Times(NamedTuple):
     """What was measured, in seconds.
 
-    compiling: until nothing compiled any more.
-    example: per training example; None if every batch may have compiled.
-    evaluation: of all test examples.
+    compiling: the time until nothing compiled any more.
+    example: the time per training example; None if every batch may have compiled.
+    evaluation: the time for all test examples.
     others_percent: in percent, the share of the CPU cores that other processes used meanwhile.
     """
 
@@ -235,7 +235,7 @@ def tell_costs(job: Job, signals: Signals) -> None:
     """Prints the shapes, the split, the memory, the times and the totals of a run. Raises Stopped."""
     known = stage_facts(job)
     show([*lines(job, known), *memory_lines(job, known)])
-    print("computing a few batches for the time...", flush=True)
+    print("computing a few batches to measure the time...", flush=True)
     found = measured(job, signals)
     state = memory.tree_bytes(job.pipeline.state())
     show([*time_lines(job, found, state), "dry run    nothing was trained, nothing was written"], output.loud())
@@ -306,7 +306,7 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
     disk = f"disk       {count(kept, 'checkpoint')} of {megabytes(state)} MB, one more while it is written"
     if found.example is None:
         fact = f"time       not measured: in {short(found.compiling)} s every batch may have compiled programs"
-        return [f"{fact}. They are kept, so give the same command again", *disturbed(found.others_percent, job), disk]
+        return [f"{fact}. They are kept, so run the same command again", *disturbed(found.others_percent, job), disk]
     per_step, every = found.example * o.batch_size, job.evaluated_every
     evaluations = 1 + (job.steps - 1) // every if every else 1
     examples = job.steps * len(job.dataset.train_inputs) / job.steps_per_epoch
@@ -338,4 +338,4 @@ def disturbed(others_percent: float, job: Job) -> list[str]:
     if few or job.pipeline.places[0].devices[0].platform != "cpu":
         return []
     fact = f"meanwhile other processes took {others_percent:.0f}% of the cores' time"
-    return [f"loaded     {fact}: alone, a run is faster than this says"]
+    return [f"loaded     {fact}; without them the run is faster than shown"]

@@ -1,5 +1,5 @@
-"""The policies of a run: for values that are not finite (`--on-nan`), for when checkpoints are due
-(`--checkpoint-every`, `--keep-best`), for one that cannot be written (`--on-failed-save`), and for operations that do
+"""The policies of a run: what to do about values that are not finite (`--on-nan`), when to write checkpoints
+(`--checkpoint-every`, `--keep-best`), and what to do if one cannot be written (`--on-failed-save`), or if operations do
 not finish (`--stall-seconds`, `--peer-timeout`)."""
 
 import contextlib
@@ -79,7 +79,7 @@ class NonFinitePolicy:
             raise Diverged(f"{found}{self.first_stage(found.step)}", found.step) from None
         if needed:
             raise SaveFailed(f"{found}.") from None
-        self.say(f"WARNING: {found}. The earlier ones stay, and the run goes on.")
+        self.say(f"WARNING: {found}. Earlier checkpoints stay, and the run goes on.")
 
     def first_stage(self, step: int) -> str:
         """A clause that names the first stage that batch `step` makes non-finite; "" if all stages are finite by
@@ -150,7 +150,7 @@ class Saving:
         """Waits for the checkpoint under way. If it has failed, reports that and follows --on-failed-save.
 
         Arguments:
-            needed: the session ends with this checkpoint, so there is no going on without it.
+            needed: the session ends with this checkpoint and cannot go on without it.
             last: the run ends with this checkpoint.
         Raises: SaveFailed, Diverged.
         """
@@ -160,7 +160,7 @@ class Saving:
         except run_checkpoints.SaveFailed as failed:
             if needed or last or self.options.on_failed_save == "stop" or self.saver.is_gone():
                 raise
-            earlier = "The earlier ones stay, and the" if run_checkpoints.stored(self.root) else "The"
+            earlier = "Earlier checkpoints stay, and the" if run_checkpoints.stored(self.root) else "The"
             self.say(f"WARNING: {failed} {earlier} run goes on.")
         except run_checkpoints.NotFinite as found:
             self.nonfinite.handle_state(found, needed)
@@ -202,8 +202,8 @@ class Watchdog:
     """A context in which operations that do not finish are reported. It stops nothing and waits for nothing.
 
     A thread regularly looks at the unfinished operations (fdg_jax.engine.unfinished). If the oldest one stays the same
-    for long, it is reported on stderr and in `stalls.jsonl`. It is mostly the operation of a stage for which all others
-    wait. A person decides what to do about it.
+    for long, it is reported on stderr and in `stalls.jsonl`. Usually all other stages wait for this operation. A
+    person decides what to do about it.
 
     Arguments:
         unfinished: the operations under way.
@@ -271,7 +271,7 @@ def waiting(unfinished: UnfinishedOperations | None, kind: str, batch: int) -> I
 
 
 def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -> str:
-    """compiling: the host is inside a dispatch that may compile."""
+    """A report of an operation. compiling: whether the host is inside a dispatch that may compile."""
     if op.kind in OTHERS:
         who, what = OTHERS[op.kind][0], f"{operation(op)} {op.first:,}"
     else:
@@ -280,7 +280,7 @@ def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -
     when = f"for {seconds:,.1f} s, since {began:%Y-%m-%d %H:%M:%S}"
     if compiling:
         return f"{who} is compiling the program for its {what}, {when}, or is stuck there."
-    where = "dispatched and not finished" if op.returned else "in its dispatch" if op.kind in WORDS else "under way"
+    where = "dispatched but not finished" if op.returned else "in its dispatch" if op.kind in WORDS else "under way"
     return f"{who} makes no progress: its {what} has been {where} {when}. Everything else waits for it."
 
 
@@ -346,7 +346,7 @@ class PeerWatchdog(Watchdog):
         waits = f"process {self.process} has waited {seconds:,.0f} s for {what} from {whose}"
         if seconds >= self.timeout * (WHILE_COMPILING if self.may_compile else 1):
             fact = (
-                f"\nerror: {waits}, longer than --peer-timeout {self.timeout:g}. It is gone, or the way to it is cut."
+                f"\nerror: {waits}, longer than --peer-timeout {self.timeout:g}. It is gone, or its connection is cut."
             )
             output.write_to_stderr(f"{fact} Go on with --resume.\n")
             os._exit(1)

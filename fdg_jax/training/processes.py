@@ -55,9 +55,9 @@ class Silent(Exception):
 
 
 class Peers(Processes):
-    """The processes of a training in a single process. `JoinedPeers` is for several.
+    """The `Processes` of a training that runs in one process. `JoinedPeers` is for several.
 
-    seconds: how long to wait for another one.
+    seconds: how long to wait for another process.
     """
 
     seconds = math.inf
@@ -181,7 +181,7 @@ class JoinedPeers(Peers):
         """Waits for an answer of another process, and reports a late one.
 
         Arguments:
-            ask: ask(seconds) -> the answer; None if there is none in so many seconds.
+            ask: ask(seconds) -> the answer; None if there is none after that time.
             who: () -> the number of the awaited process: 0 if not even this process's own notice can be read.
         """
         began, waited = time.monotonic(), 0.0
@@ -192,7 +192,7 @@ class JoinedPeers(Peers):
             waited = time.monotonic() - began
             if waited >= self.seconds and not self.silence:
                 self.silence = (
-                    f"process {who()} has not answered for {waited:,.0f} s. It is gone, or the way to it is cut."
+                    f"process {who()} has not answered for {waited:,.0f} s. It is gone, or its connection is cut."
                 )
             if self.silence:  # perhaps found by another thread: no second wait for a process that is gone
                 raise Silent(self.silence)
@@ -244,7 +244,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     """Joins the other processes of the training, if there are any, and checks that all were started alike.
 
     Arguments:
-        joining: how to find the others. options: of this process. given: the names of those on the command line.
+        joining: how to find the others. options: those of this process. given: the names of those on the command line.
 
     Raises:
         BadInput: the processes cannot be joined, or were started differently. Silent: one of them does not come.
@@ -265,7 +265,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     try:
         transport.join_processes(coordinator, process, processes, K, joining.address, detect, R)
     except Absent as missing:
-        raise Silent(f"after {transport.JOINING_SECONDS} s, {missing} has not come.") from None
+        raise Silent(f"after {transport.JOINING_SECONDS} s, {missing} has not joined.") from None
     peers = JoinedPeers(process, processes, joining.peer_timeout, Notices())
     current.append(peers)
     if process > 0:  # only process 0 prints

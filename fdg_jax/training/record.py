@@ -34,8 +34,8 @@ HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
 
 class Speed:
-    """The speed of training: that of the newest seconds, and the mean of all sessions. Only finished work counts, and
-    neither the time of programs that may compile nor that of `pause`. Call finished() after reading losses."""
+    """The speed of training: that of the newest seconds, and the mean of all sessions. Only finished work counts. The
+    time of programs that may compile, and that of `pause`, do not count. Call finished() after reading losses."""
 
     def __init__(self) -> None:
         self.timed_seconds, self.timed_units = 0.0, 0  # of training, and the images or tokens finished in them
@@ -306,7 +306,7 @@ class Record:
         return best
 
     def train_loss(self) -> float:
-        """The mean over the newest batches, as many as an epoch has (fewer if the run is shorter)."""
+        """The mean training loss of the newest batches, as many as an epoch has (fewer if the run is shorter)."""
         return math.fsum(self.recent) / len(self.recent) if self.recent else math.nan
 
 

@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
         return jax.ShapeDtypeStruct((n, *self.shape), np.float32 if self.mean else np.int32)
 
     def zeros(self, name: str, examples: int) -> Dataset | Text:
-        """A data set of so many training examples: black images or zero bytes, which take no memory."""
+        """A data set with this number of training examples: black images or zero bytes, which take no memory."""
         zero, labels = np.zeros((), self.data_dtype), np.zeros(examples, np.int32)
         pixels = np.broadcast_to(zero, (examples, *self.shape))
         if not self.mean:
@@ -118,7 +118,7 @@ class Trained:
     network: the uncut network, a linen module: `network.apply(variables, preprocess(images), train=False)`.
     variables: the network's Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
     blocks: the network's blocks.
-    options: of the run; from an exported file, the options in the file.
+    options: the run's options; for an exported file, the options in the file.
     inputs: what the network takes.
     cuts: the first blocks of the run's stages 2..K.
     about: where the weights are from: step (batches after which they were taken), drained (whether the batches in
@@ -184,8 +184,8 @@ class Trained:
         images, shape = np.asarray(images), self.inputs.shape
         if images.dtype != self.inputs.data_dtype or images.shape[1:] != shape or not len(images):
             fact = f"the inputs are {images.dtype}{list(images.shape)}"
-            takes = f"{self.inputs.data_dtype} [n, {', '.join(map(str, shape))}], n from 1 on"
-            raise BadInput(f"{fact}, the network takes {takes}.")
+            takes = f"{self.inputs.data_dtype} [n, {', '.join(map(str, shape))}], with n >= 1"
+            raise BadInput(f"{fact}, but the network takes {takes}.")
         return np.asarray(self.outputs(images))
 
     def evaluate(
@@ -264,7 +264,7 @@ def load_run(
             lowest test error, which --keep-best keeps.
         data_dir: the folder of the data set, for runs of earlier versions, whose config.json lacks the network's
             inputs; by default the run's.
-        trust_code: executes the copies of own .py files that the run directory may have. Look at them first.
+        trust_code: whether to execute copies of users' own .py files in the run directory. Look at them first.
 
     Raises:
         BadInput: there is no run, no such checkpoint, or a file is damaged.
@@ -284,7 +284,7 @@ def read(
     """Returns the network, and a remark if its weights may differ from the run's in the last bits. Arguments as for
     `load_run`.
 
-    as_it_ran: requests the run's number of CPU devices, so that programs give its bits; else JAX stays as it is.
+    as_it_ran: whether to request the run's number of CPU devices, so that programs give the run's bits.
     """
     if path.is_file():
         if which is not None:
@@ -315,7 +315,7 @@ def read(
             raise BadInput(f"{error} {way_out}.") from None
         found = states.parameters_sha256([variables["params"]])
     if expected not in (None, found):
-        fact = f"the weights differ from those of {path} in last bits: this machine computes the batches in flight"
+        fact = f"the weights differ from those of {path} in the last bits: this machine computes the batches in flight"
         remark = f"{fact} in another way. From Python, call load_run before anything that makes an array."
     facts = {"step": step, "drained": drained, HASH: found, "data": about.get("data")}
     return Trained(options, inputs, variables, facts), remark
@@ -360,7 +360,7 @@ def final_sha256(path: Path, step: int) -> str | None:
 
 
 def at(options: Config, **places: AnyPath | None) -> Config:
-    """The options with the given places of the data in place of the run's; None: unchanged."""
+    """The options with these paths of the data instead of the run's. None leaves a path unchanged."""
     return dataclasses.replace(options, **{name: str(place) for name, place in places.items() if place is not None})
 
 
@@ -368,7 +368,7 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
     """The Flax variables of the uncut network from a state. Its batches in flight are not used.
 
     Arguments:
-        state: of a pipeline whose stages are made of the network's blocks.
+        state: the state of a pipeline whose stages are made of the network's blocks.
         shapes: the shapes and dtypes of the uncut network's variables (`network_shapes`).
 
     Returns: {"params": {"block000": ...}, "batch_stats": ...}, NumPy arrays.
@@ -386,7 +386,7 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
             value = value[0]
         if value is None or (value.dtype, value.shape) != (like.dtype, like.shape):
             fact = f"the checkpoint has no {collection}{rest} {like.dtype}{list(like.shape)}"
-            raise BadInput(f"{fact}: it is of another network than config.json names.")
+            raise BadInput(f"{fact}: it is of another network than the one in config.json.")
         return np.asarray(value)
 
     return dict(jax.tree_util.tree_map_with_path(leaf, shapes))
@@ -493,9 +493,9 @@ class InitialWeights:
         theirs, ours = shapes(found), shapes(own)
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
-                fact = f"--init-from {self.given}: it has {size(found)}, and {model} has {size(own)}"
+                fact = f"--init-from {self.given}: it has {size(found)}, but {model} has {size(own)}"
                 other = f"{name} is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
-                raise BadInput(f"{fact}; {other}. Train the network that it is of.")
+                raise BadInput(f"{fact}; {other}. Train the network that these weights are of.")
         self.about = {"from": self.given, **about}
         return found
 

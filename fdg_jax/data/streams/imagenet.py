@@ -49,7 +49,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
     if (len(train), len(test), classes) != (TRAIN, TEST, CLASSES):
         note = (
             f"NOT all of ImageNet: {base} has {len(train):,} training and {len(test):,} validation images of {classes} "
-            f"classes, and not {TRAIN:,}, {TEST:,} and {CLASSES}. Errors cannot be compared with the literature's."
+            f"classes, instead of {TRAIN:,}, {TEST:,} and {CLASSES}. Errors cannot be compared with the literature's."
         )
     stream = Stream(NAME, train, test, classes, SIDE, MEAN, STD, note).check_sample()
     if note:
@@ -76,7 +76,7 @@ def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
     train, val = folder / "train", folder / "val"
     classes = files.classes(train)
     if not classes:
-        raise BadInput(f"{train} has no folders; it should have one of images for each class. {WAY_OUT}.")
+        raise BadInput(f"{train} has no folders, but each class needs a folder of images. {WAY_OUT}.")
     if files.classes(val):
         return files.by_class(train, val)
     class_of, source = flat_labels(folder, val)

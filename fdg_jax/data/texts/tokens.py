@@ -207,7 +207,7 @@ def header(begin: np.ndarray, size: int) -> tuple[int, str, str] | None:
     if len(begin) < 4 * HEADER or begin[12:].any():
         return 0, "", "has a damaged header: after magic, version and count there are 253 zeros. Make it again"
     if version != wanted:
-        return 0, "", f"has a header of version {version}. It is read in version {wanted}: make it again"
+        return 0, "", f"has a header of version {version}, but only version {wanted} is read. Make it in that version"
     if count <= 0 or size != 4 * HEADER + count * np.dtype(dtype).itemsize:
         return 0, "", f"has {size:,} bytes, and its header says {count:,} tokens. It is damaged: make it again"
     return 4 * HEADER, dtype, ""
