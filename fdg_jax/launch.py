@@ -83,7 +83,7 @@ def parser() -> Parser:
     add("--processes", type=int, required=True, metavar="N", help="how many processes to start")
     add("--cores", type=int, nargs="+", metavar="CORE", help="cores to share out (default: all usable ones; Linux)")
     about = "start all again after a process has died, with --resume auto, at most N times, after pauses of 1, 2, "
-    about += "4, ... up to 60 s; not after exit code 2 or a stop by a signal (default: 0). The words need --run-dir"
+    about += "4, ... up to 60 s; not after exit code 2 or a stop by a signal (default: 0). The command needs --run-dir"
     add("--restart", type=int, default=0, metavar="N", help=about)
     about = "after a signal, the time for the processes to write a checkpoint and end; what is left is killed "
     add("--grace", type=float, default=300.0, metavar="SECONDS", help=f"{about}(default: 300)")

@@ -39,7 +39,7 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
     Arguments:
         path: the folder.
         state: {path: array}.
-        about: further content of the manifest, as JSON has it.
+        about: further entries of the manifest, which JSON can hold.
 
     Raises:
         OSError: the disk is full, or the like.

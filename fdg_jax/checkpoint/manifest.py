@@ -44,7 +44,7 @@ class Unreadable(errors.Unreadable):
 
 
 def seal(folder: Path, content: Mapping[str, Any]) -> None:
-    """Seals a folder as it is now. content: further content of the manifest, as JSON has it."""
+    """Seals a folder as it is now. content: further entries, which JSON can hold."""
     names = sorted(name for name, mode in list_entries(folder).items() if name != NAME and stat.S_ISREG(mode))
     write(folder, {"files": {name: list(size_and_sha256(folder / name)) for name in names}, **content})
 

@@ -222,7 +222,7 @@ def check_key(key: Any, fact: str, use: str) -> None:
 
 
 def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> int:
-    """K: the argument; by default the number of given devices, or else one more than the block numbers of `split`.
+    """The number of stages: K if it is given, else the number of devices, else len(split) + 1.
 
     alone: whether one device computes all stages, so that a list of one device does not set K.
 

@@ -55,7 +55,7 @@ def check(config: Config, given: Collection[str]) -> Plan:
         (models.takes(o.model) != "tokens" and (o.fsdp or o.tensor > 1), "fsdp" if o.fsdp else "tensor",
          f"the weights of {o.model} do not name their axes", "Leave it out, or train a transformer"),
         (o.batch_size // plan.schedule.micro_batches % o.replicas, "replicas",
-         f"a batch of {o.batch_size} cannot be divided among so many devices",
+         f"a batch of {o.batch_size // plan.schedule.micro_batches} cannot be divided among so many devices",
          f"Use a batch size that is a multiple of {o.replicas * plan.schedule.micro_batches}"),
         (o.batch_size < plan.schedule.micro_batches, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
          "Use fewer micro-batches or larger batches"),

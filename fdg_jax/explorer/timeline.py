@@ -24,11 +24,11 @@ PARTS = 4  # of a forward pass: all times that can be chosen are whole numbers o
 class Shown(NamedTuple):
     """An operation in a drawing.
 
-    kind, k, batch: which one.
+    kind, k, batch: which operation this is.
     begin, end: when it runs, in forward passes.
-    version: the updates of its stage before it.
-    used: for a backward pass, the version that the batch's forward pass used; else `version`.
-    updates: whether its stage updates its weights at its end.
+    version: how many updates the stage has made before this operation.
+    used: for a backward pass, the version that the forward pass of the same batch used; otherwise equal to `version`.
+    updates: whether the stage updates its weights when this operation ends.
     """
 
     kind: str

@@ -92,7 +92,7 @@ class MLPSR(nn.Module):
     width 4c, then a linear layer to the classes. Vectors take the linear part only, at their own width. The linear
     layers have biases, as in the original, although the batch norms behind them cancel these. The biases count as
     auxiliary parameters.
-    Deviation: the original declares one more batch norm (2c parameters) that it never uses here. It is left out.
+    Deviation: the original declares one more batch norm (2c parameters) and does not use it. It is left out here.
     """
 
     classes: int

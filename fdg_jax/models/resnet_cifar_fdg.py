@@ -23,7 +23,7 @@ from fdg_jax.models.resnet_cifar import blocks  # noqa: F401  (a family has it)
 
 
 class TopLeftHead(Head):
-    """`Head` on the top left three quarters of either side: [b, h, w, c] -> logits [b, classes]."""
+    """`Head` on the top left corner, three quarters of height and width: [b, h, w, c] -> logits [b, classes]."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:

@@ -190,7 +190,7 @@ class Common:
         metavar="N", inside="[1, inf)", group="recipe", shown="no limit", free=True
     )
     optimizer: Literal["sgd", "adamw", "lion", "muon", "nadam", "rotation"] = option(
-        "sgd", "sgd is the paper's, PyTorch's SGD. The others have defaults of their own: {optimizers}. They divide a "
+        "sgd", "sgd is the paper's: SGD as in PyTorch. The others have own defaults: {optimizers}. They divide a "
         "gradient by its own size, so a constant factor such as beta cancels. muon is for arrays of two axes, with "
         "adamw for all others. nadam is PyTorch's with decoupled decay; rotation is Adam in turned coordinates (SOAP); "
         "the rest are optax's.", group="recipe"

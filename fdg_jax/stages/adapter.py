@@ -81,7 +81,7 @@ def stage(
             raise BadInput("switch= is for linen modules; nnx modules have train() and eval(). Leave switch= out.")
         module = from_nnx(module)
     named = {switch: SWITCHES.get(switch)} if isinstance(switch, str) else dict(switch or {})
-    takes, who = set(inspect.signature(type(module).__call__).parameters), type(module).__name__
+    takes, who = {*inspect.signature(type(module).__call__).parameters} - {"self"}, type(module).__name__
     for name, value in named.items():
         if value is None:
             fact = f"switch={name!r} does not say which value it has in training"

@@ -220,7 +220,7 @@ class Trained:
             if kind not in OF_DATA[name]:
                 ours = "--data-dir" if self.inputs.mean else f"--{kind}"
                 fact = f"{spelled(name)} {place}: {self.options.dataset} has no such option"
-                raise BadInput(f"{fact}. Use {ours}, or leave it out.")
+                raise BadInput(f"{fact}. Use {ours}, or leave {spelled(name)} out.")
             given[name] = place if name == "data_dir" else os.pathsep.join(map(str, place))
         source = job.load_data(at(self.options, **given), "")
         job.check_data(source, self.about, "evaluating")
