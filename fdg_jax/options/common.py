@@ -202,8 +202,8 @@ class Common:
         0.999, "beta2 of all but sgd (of muon: of its adamw), in [0, 1).", inside="[0, 1)", group="recipe"
     )
     clip_norm: float = option(
-        0.0, "Scale the gradient of a stage down where its norm is above this, 0 for never. It is the norm of the "
-        "stage's own gradient, not of the whole network's, so the split matters.",
+        0.0, "Scale a gradient down where its norm is above this, 0 for never. With --K 1 it is the norm of the whole "
+        "network's gradient, as usual for bp; with more stages that of each stage's own, so the split matters.",
         inside="[0, inf)", use="a positive number, or 0 for never", group="recipe"
     )
     lr_schedule: Literal["paper", "cosine", "constant", "wsd"] = option(
