@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -239,7 +240,7 @@ def test_encode_without_its_package_or_files_is_one_sentence(tmp_path, capsys, m
     if importlib.util.find_spec("tokenizers"):
         assert encode(*words) == 2
         assert "none.json holds no tokenizer" in capsys.readouterr().err
-    monkeypatch.setitem(encoder.importlib.sys.modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert encode(*words) == 2
     err = capsys.readouterr().err
     assert "pip install tokenizers" in err and err.count("\n") == 1 and not os.path.exists(tmp_path / "out")

@@ -15,7 +15,7 @@ from fdg_jax.options.fields import checked, named, said, spelled
 OF_DATA = {
     "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
     "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
-    "blocks": ("text", "tokens"),
+    "blocks": ("text", "tokens"), "sample": ("text", "tokens"),
 }  # fmt: skip
 
 

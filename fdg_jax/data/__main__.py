@@ -1,16 +1,14 @@
 """`python -m fdg_jax.data encode`: makes files of tokens of text, by a tokenizer of the package tokenizers."""
 
-import importlib
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fdg_jax.data.texts.tokens import HEADER, KINDS, TOKENIZER
+from fdg_jax.data.texts.tokens import HEADER, KINDS, TOKENIZER, tokenizer_of
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
@@ -28,18 +26,6 @@ def pieces(path: Path) -> Iterator[str]:
         raise BadInput(f"{path} is no text in UTF-8: {first_line(error)}. Convert it, or leave it out.") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {reason(error)}. Name files of text.") from None
-
-
-def tokenizer_of(path: str) -> Any:
-    """The tokenizer in a file. Raises BadInput without the package, or if the file holds none."""
-    try:
-        package = importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise BadInput(f"encode needs the package tokenizers ({reason(error)}): pip install tokenizers.") from None
-    try:
-        return package.Tokenizer.from_file(path)
-    except Exception as error:  # the package raises plain ones
-        raise BadInput(f"--tokenizer {path} holds no tokenizer: {first_line(error)}. Give a tokenizer.json.") from None
 
 
 class Shard:

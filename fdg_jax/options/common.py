@@ -264,6 +264,18 @@ class Common:
         inside="[0, inf)", use="0 for only at the end", group="run", free=True,
         shown="1; with --epochs 0 a tenth of --steps"
     )
+    sample: str | None = option(
+        None, "After each evaluation, print 100 tokens with which the network continues this text, drawn by --seed.",
+        metavar="TEXT", group="run", shown="no samples", free=True
+    )
+    temperature: float = option(
+        1.0, "Of samples: divides the logits before a token is drawn. 0 takes the most probable one.",
+        inside="[0, inf)", use="1, say, or 0", group="run", free=True
+    )
+    top_k: int | None = option(
+        None, "Of samples: draw among so many of the most probable tokens.", metavar="N", inside="[1, inf)",
+        group="run", shown="all", free=True
+    )
     log_every: int = option(
         10, "Batches per line of metrics.jsonl; their losses are averaged.", inside="[1, inf)", group="run"
     )

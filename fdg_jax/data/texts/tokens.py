@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import importlib
 import os
 import stat
 from bisect import bisect_right
@@ -22,7 +23,7 @@ import numpy as np
 
 from fdg_jax.data.blocks import Blocks, OpenFile
 from fdg_jax.data.text import CHUNK, Text, without_last_tenth
-from fdg_jax.errors import BadInput, Damaged, reason
+from fdg_jax.errors import BadInput, Damaged, first_line, reason
 
 HEADER = 256  # int32 numbers
 KINDS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic -> (version, dtype); the second one is llm.c's of Llama 3
@@ -233,3 +234,15 @@ def tokenizer_sha256(path: Path) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     except OSError as error:
         raise BadInput(f"{path}, beside the tokens, cannot be read: {reason(error)}. Mend or move it.") from None
+
+
+def tokenizer_of(path: str) -> Any:
+    """The tokenizer in a file. Raises BadInput without the package, or if the file holds none."""
+    try:
+        package = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise BadInput(f"a tokenizer needs the package tokenizers ({reason(error)}): pip install tokenizers.") from None
+    try:
+        return package.Tokenizer.from_file(path)
+    except Exception as error:  # the package raises plain ones
+        raise BadInput(f"{path} holds no tokenizer: {first_line(error)}. Give a tokenizer.json.") from None
