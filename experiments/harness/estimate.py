@@ -121,7 +121,7 @@ def conditions(run: Run, core: int | None) -> dict[str, Any]:
 def steps_left(run: Run, now: State) -> int:
     """The remaining batches of a missing or interrupted run. The smaller last batch of an epoch counts as one."""
     images = run.flags.get("train_size") or IMAGES[run.flags["dataset"]] - run.flags.get("hold_out", 0)
-    length = run_length(images, *(run.flags.get(name) for name in ("batch_size", "epochs", "steps")))
+    length = run_length(images, run.flags["batch_size"], run.flags["epochs"], run.flags.get("steps"))
     done = {MISSING: 0, CUT_OFF: round(now.epochs * length.per_epoch)}.get(now.kind, length.end)
     return max(0, length.end - done)
 
