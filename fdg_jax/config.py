@@ -25,7 +25,7 @@ IN_CONFIG = (
 IN_SUMMARY = (
     *("parameters", "auxiliary_parameters", "seconds", "images_per_second", "train_loss", "test_loss", "staleness"),
     *("test_error_percent", "updates", "final_parameters_sha256", "final_state_sha256", "stage_parameters", "drained"),
-    *("sessions", "tokens_per_second", "test_bits_per_byte"),
+    *("sessions", "tokens_per_second", "test_bits_per_byte", "flops_per_token", "mfu_percent", "mfu_of"),
 )
 # Options that were added later; their defaults mean what runs did before. An older config.json lacks them.
 ADDED = (

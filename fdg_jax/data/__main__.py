@@ -1,5 +1,6 @@
 """`python -m fdg_jax.data encode`: makes files of tokens of text, by a tokenizer of the package tokenizers."""
 
+import json
 import os
 import shutil
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fdg_jax.data.texts.tokens import HEADER, KINDS, TOKENIZER, tokenizer_of
+from fdg_jax.data.texts.tokens import COUNTS, HEADER, KINDS, TOKENIZER, tokenizer_of
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
@@ -47,7 +48,8 @@ class Shard:
 
 
 def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str | None) -> str:
-    """Writes the shards OUT/tokens_000000.bin, ... and a copy of the tokenizer. Returns a line on what was written.
+    """Writes the shards OUT/tokens_000000.bin, ..., a copy of the tokenizer, and the numbers of tokens and bytes.
+    Returns a line on what was written.
 
     most: tokens of a shard. end: a token after each file. Raises BadInput, and OSError if a shard cannot be written.
     """
@@ -80,6 +82,8 @@ def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str 
     if not shards:
         raise BadInput(f"{', '.join(files)}: there is no text in them. Name other files.")
     shards[-1].close()
+    counts = {"tokens": total, "bytes": sum(Path(path).stat().st_size for path in files)}
+    (out / COUNTS).write_text(json.dumps(counts), encoding="utf-8")
     pattern = os.path.join(out, "tokens_*.bin")
     return f"{total:,} tokens in {len(shards)} files. Train: --tokens '{pattern}' --vocabulary {vocabulary}"
 

@@ -154,7 +154,8 @@ class Loop:
                 self.saving.save(best=True)
         self.progress.error = f"test error {record.error:.2f}%"
         measures = record.measures(record.test_loss).items()  # of text: bits per byte
-        more = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
+        more = f", test loss {found.loss:.4f}" if record.unit == "tokens" else ""
+        more += "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
         loss = f"{record.train_loss():.4f}" if record.recent else "not known yet"  # nan means that a run has diverged
         self.progress.say(
             f"epoch {round(record.step / self.job.steps_per_epoch, 2):g}: test error {record.error:.2f}%{more}, "

@@ -3,7 +3,7 @@
 A file is raw numbers, as nanoGPT's prepare.py writes them, or a shard of llm.c and modded-nanogpt: 256 int32 (magic,
 version, number of tokens, then zeros), and the tokens. Several files are one text. They stay where they are and are
 read block by block, so memory does not grow with them. They are read once at the beginning, for their hash and largest
-token. Nothing else beside them is opened, except a `tokenizer.json`, for its hash.
+token. Beside them only a `tokenizer.json` is opened, for its hash, and `encoded.json`, for the bytes that were encoded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fdg_jax import strict_json
 from fdg_jax.data.blocks import Blocks, OpenFile
 from fdg_jax.data.text import CHUNK, Text, without_last_tenth
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
@@ -29,7 +30,7 @@ HEADER = 256  # int32 numbers
 KINDS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic -> (version, dtype); the second one is llm.c's of Llama 3
 MOST = 2**20  # the largest vocabulary
 OTHERS = (".pkl", ".npy", ".npz", ".pt", ".json", ".jsonl", ".txt", ".gz", ".zip", ".zst", ".parquet", ".arrow")
-TOKENIZER = "tokenizer.json"
+TOKENIZER, COUNTS = "tokenizer.json", "encoded.json"  # the latter: {"tokens": N, "bytes": of the text}
 
 
 class Shards:
@@ -141,6 +142,7 @@ def load(
         classes=parts[0].vocabulary,
         content=Together(parts),
         tokenizer=tokenizer_sha256(train[0].parent / TOKENIZER),
+        bytes_per_token=bytes_per_token((test or train)[0].parent / COUNTS, parts[-1].size // parts[-1].dtype.itemsize),
     )
 
 
@@ -226,6 +228,16 @@ def without_header(begin: np.ndarray, size: int, dtype: str) -> str:
     if width == 2 and len(words) >= 16 and words[:, 1].max() < 16 <= words[:, 0].max():
         return "has uint32 tokens, as every second number is below 16. Add --token-dtype uint32"
     return ""
+
+
+def bytes_per_token(path: Path, tokens: int) -> float | None:
+    """Bytes of text for each token, from what `encode` wrote beside its shards; None without that, or if it was of
+    another number of tokens."""
+    try:
+        found = strict_json.parse(path.read_bytes())
+        return found["bytes"] / tokens if found["tokens"] == tokens else None
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return None
 
 
 def tokenizer_sha256(path: Path) -> str | None:
