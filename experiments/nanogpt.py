@@ -8,21 +8,23 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from experiments.harness import markdown, pictures
+from experiments.harness import markdown
 from experiments.harness.intervals import Seeds, of_runs
-from experiments.harness.run_table import ROOT, Lines, Run, Table
+from experiments.harness.pictures import INK
+from experiments.harness.run_table import RESULTS, ROOT, Lines, Run, Table
 from experiments.harness.table_command import main
 from fdg_jax import durable
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.pages.charts import LIGHT, canvas, plain
 
 FILE, SHA256 = "TINY_SHAKESPEARE", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+ORIGINAL = "nanogpt_original.csv"
 TOKENS, VALIDATION = "runs/nanogpt/train.bin", "runs/nanogpt/val.bin"
 SEEDS, STEPS, EVERY = (0, 1, 2), 2000, 250
 SHARED: dict[str, Any] = {
@@ -77,49 +79,55 @@ def write_tokens() -> None:
     tokens = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)[1].astype("<u2")
     (ROOT / TOKENS).parent.mkdir(parents=True, exist_ok=True)
     for path, part in ((TOKENS, tokens[: len(text) * 9 // 10]), (VALIDATION, tokens[len(text) * 9 // 10 :])):
-        if not (ROOT / path).exists():
-            durable.write(ROOT / path, part.tobytes())
+        durable.write(ROOT / path, part.tobytes())
 
 
-def losses(lines: Lines, method: str, optimizer: str) -> Seeds:
-    """The validation losses at the end."""
-    names = {seed: run(method, optimizer, seed).name for seed in SEEDS}
-    return of_runs(lines, names, lambda line: line["test_loss"])
+def names(method: str, optimizer: str) -> dict[int, str]:
+    return {seed: run(method, optimizer, seed).name for seed in SEEDS}
+
+
+def losses(lines: Lines, method: str, optimizer: str, step: int = STEPS) -> Seeds:
+    """The validation losses after so many steps."""
+    value = lambda line: next(test["test_loss"] for test in line["evaluations"] if test["step"] == step)  # noqa: E731
+    return of_runs(lines, names(method, optimizer), value)
+
+
+def original(step: int) -> Seeds:
+    """The same of nanoGPT's own script, which a person has run: docs/log.md says how."""
+    rows = np.loadtxt(RESULTS / ORIGINAL, delimiter=",", skiprows=1, ndmin=2)  # seed, step, of 20 batches, of the file
+    return Seeds({int(seed): loss for seed, at, _, loss in rows if at == step})
 
 
 def row(lines: Lines, method: str, optimizer: str) -> list[str]:
-    own, bp, marks = losses(lines, method, optimizer), losses(lines, "BP", optimizer), markdown.marks(lines)
-    (_, K), first = METHODS[method], run(method, optimizer, SEEDS[0])
+    own, first, marks = losses(lines, method, optimizer), run(method, optimizer, SEEDS[0]), markdown.marks(lines)
     label = f"{optimizer}, linear prediction" if "correct" in first.flags else optimizer
-    by_seed = {seed: marks.get(run(method, optimizer, seed).name, "") for seed in SEEDS}
-    return [
-        method, str(K), label, *own.cells(len(SEEDS), by_seed, digits=3),
-        "" if method == "BP" else own.minus(bp).told(3),
-        "" if (method, optimizer) == ROWS[0] else own.minus(losses(lines, *ROWS[0])).told(3),
-        first.cell("S"),
-    ]  # fmt: skip
+    by_seed = {seed: marks.get(name, "") for seed, name in names(method, optimizer).items()}
+    same = "" if method == "BP" else own.minus(losses(lines, "BP", optimizer)).told(3)
+    adamw = "" if (method, optimizer) == ROWS[0] else own.minus(losses(lines, *ROWS[0])).told(3)
+    return [method, str(first.flags["K"]), label, *own.cells(len(SEEDS), by_seed, 3), same, adamw, first.cell("S")]
 
 
 def blocks(lines: Lines) -> Mapping[str, str]:
-    published = ([name, "", "AdamW", "", loss, "", said, *[""] * 3] for name, loss, said in PUBLISHED)
-    return {"table": markdown.table(HEADS, [*(row(lines, *each) for each in ROWS), *published])}
+    published = ([name, "1", "AdamW", "", loss, "", said, *[""] * 3] for name, loss, said in PUBLISHED)
+    theirs = ["nanoGPT's script, run here", "1", "AdamW", *original(STEPS).cells(len(SEEDS), {}, 3), *[""] * 3]
+    return {"table": markdown.table(HEADS, [*(row(lines, *each) for each in ROWS), theirs, *published])}
 
 
 def picture(lines: Lines, path: Path) -> None:
-    """Draws the validation losses of every row, the mean of its seeds, and of nanoGPT's own script."""
+    """Draws the validation losses of every row, the means of its seeds, and those of nanoGPT's script."""
+    curves = [
+        (f"{method}, {optimizer}", style, LIGHT[f"c{nth}"], partial(losses, lines, method, optimizer))
+        for method, style in zip(METHODS, ("-", "--", ":"), strict=True) for nth, optimizer in enumerate(OPTIMIZERS)
+    ]  # fmt: skip
     with canvas(path, "nanoGPT's setting for a CPU: validation loss, mean of the seeds", (10, 6)) as figure:
         axes = figure.subplots()
-        for method, style in zip(METHODS, ("-", "--", ":"), strict=True):
-            for nth, optimizer in enumerate(OPTIMIZERS):
-                found = [lines[name]["evaluations"] for seed in SEEDS
-                         if (name := run(method, optimizer, seed).name) in lines and "test_loss" in lines[name]]
-                curve = [(tests[0]["step"], fmean(test["test_loss"] for test in tests))
-                         for tests in zip(*found, strict=False)]
-                if curve:
-                    axes.plot(*zip(*curve, strict=True), style, color=LIGHT[f"c{nth}"], label=f"{method}, {optimizer}")
+        for label, style, colour, found in (*curves, ("nanoGPT's script", "-", INK, original)):
+            points = [(step, of.mean) for step in range(EVERY, STEPS + 1, EVERY) if (of := found(step=step)).by_seed]
+            if points:
+                axes.plot(*zip(*points, strict=True), style, color=colour, label=label)
         axes.set(xlabel="steps of 768 tokens", ylabel="nats per character", ylim=(1.6, 2.8))
         plain(axes)
-        figure.legend(loc="outside right upper", frameon=False) if lines else pictures.say_empty(axes)
+        figure.legend(loc="outside right upper", frameon=False)
 
 
 TABLE = Table("nanogpt", RUNS, blocks, picture, diverging=True, prepare=write_tokens)
