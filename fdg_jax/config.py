@@ -25,13 +25,13 @@ IN_CONFIG = (
 IN_SUMMARY = (
     *("parameters", "auxiliary_parameters", "seconds", "images_per_second", "train_loss", "test_loss", "staleness"),
     *("test_error_percent", "updates", "final_parameters_sha256", "final_state_sha256", "stage_parameters", "drained"),
-    *("sessions", "tokens_per_second", "test_bits_per_byte"),
+    *("sessions", "tokens_per_second", "test_bits_per_byte", "flops_per_token", "mfu_percent", "mfu_of"),
 )
 # Options that were added later; their defaults mean what runs did before. An older config.json lacks them.
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
     *("hold_out", "init_from", "replicas", "tensor", "fsdp", "tokens", "validation", "vocabulary", "token_dtype"),
-    *("blocks", "final_rate"),
+    *("blocks", "final_rate", "sample", "temperature", "top_k"),
 )
 
 
@@ -90,7 +90,7 @@ OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METH
 OF_DATA = {
     "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
     "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
-    "blocks": ("text", "tokens"),
+    "blocks": ("text", "tokens"), "sample": ("text", "tokens"), "temperature": ("text", "tokens"), "top_k": ("text", "tokens"),
 }  # fmt: skip
 # The error in a method's, correction's or model's file. A command reports it and ends; in Python the others still work.
 UNREADABLE = wrong_method or wrong_correction or wrong_model

@@ -25,7 +25,7 @@ FLAGS = {
     "--micro-batches": 4, "--batch-norm": "local", "--scale": 1.0, "--split": None, "--dtype": "float32",
     "--run-dir": None, "--resume": False, "--checkpoint-every": None, "--remat": "none", "--init-from": None,
     "--tokens": None, "--validation": None, "--vocabulary": None, "--token-dtype": "uint16",
-    "--blocks": "consecutive", "--final-rate": 0.0,
+    "--blocks": "consecutive", "--final-rate": 0.0, "--sample": None, "--temperature": 1.0, "--top-k": None,
     "--stall-seconds": 600.0,
 }  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_no_flag_of_the_interface_disappears_or_changes_its_default():
 # Have no effect on a training with images.
 FOR_TEXT = {
     *("text", "tokens", "validation", "vocabulary", "token_dtype", "block_size", "blocks", "heads", "kv_heads"),
-    *("norm", "biases", "mlp", "qk_norm", "tied", "positions", "dropout"),
+    *("norm", "biases", "mlp", "qk_norm", "tied", "positions", "dropout"), *("sample", "temperature", "top_k"),
 }
 
 

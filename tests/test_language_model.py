@@ -2,6 +2,8 @@
 
 import json
 import math
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import ADDED, FIELDS, Config, defaults_of_others, model_options
 from fdg_jax.experiments import cifar, language_model
 from fdg_jax.runs import run_files
-from fdg_jax.training import lifecycle
+from fdg_jax.training import lifecycle, utilization
 
 SHORT = """--model transformer2x32 --train-size 24 --batch-size 8 --epochs 2 --block-size 512 --log-every 1
     --no-tensorboard --dropout 0.1 --warmup-steps 2"""
@@ -71,7 +73,7 @@ def test_a_run_from_before_these_options_goes_on_with_what_they_then_meant():
 
 
 BAD = {
-    "--model resnet20": "takes images, and --dataset text has tokens. Models for tokens are transformer",
+    "--model resnet20": "takes images, but --dataset text has tokens. Models for tokens are transformer",
     "--dataset digits": "this command trains on text, tokens. Other data have their own commands",
     "--text missing.txt": "missing.txt cannot be read or copied: No such file",
     "--block-size 1000000": "make 0 blocks of --block-size 1000000",
@@ -93,7 +95,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("words", "said"), [
     ("--text a", "it is for text"),
-    ("--model transformer8x64 --dataset digits", "takes tokens, and --dataset digits has images"),
+    ("--model transformer8x64 --dataset digits", "takes tokens, but --dataset digits has images"),
 ])  # fmt: skip
 def test_the_command_for_images_refuses_what_is_for_text(words, said, tmp_path, capsys):
     assert cifar.main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
@@ -115,6 +117,8 @@ def test_a_run_has_the_files_of_every_run_and_counts_tokens(tmp_path, capsys):
     assert summary["tokens_per_second"] is None or summary["tokens_per_second"] > 0
     assert "images_per_second" not in summary
     assert math.isclose(summary["test_bits_per_byte"], summary["test_loss"] / math.log(2))
+    assert summary["flops_per_token"] == models.flops("transformer2x32", 256, summary["parameters"], 512)
+    assert summary["mfu_percent"] is None and "MFLOP a token" in out  # the peak of a CPU is not known
     assert summary["staleness"] == [1, 0] and summary["updates"] == [6, 6]
     assert (summary["dropout"], summary["block_size"], summary["optimizer"]) == (0.1, 512, "adamw")
     lines = events(tmp_path / "run")
@@ -174,3 +178,25 @@ def test_clipping_scales_the_whole_gradient_of_a_stage():
     clipping = recipe.optimizer("sgd", 1.0, momentum=0.0, weight_decay=0.0, clip_norm=2.0)
     updates, _ = clipping.update(grads, clipping.init(params), params)
     np.testing.assert_allclose(updates["a"], -1.0, rtol=1e-6)
+
+
+def test_flops_are_counted_as_nanogpt_counts_and_related_to_the_peak_of_all_devices():
+    N = 124_439_808 - 1024 * 768  # GPT-2's parameters without its positions
+    counted = models.flops("gpt2", 50257, 124_439_808, 1024, positions="learned", tied=True)
+    assert counted == 6 * N + 12 * 12 * 768 * 1024
+    assert models.flops("gpt2", 50257, N + 50257 * 768, 1024) == counted  # a table that is only looked up
+    assert models.flops("resnet20", 10, 269_722, 1) is None
+    class Device(NamedTuple):
+        id: int
+        device_kind: str = "NVIDIA H200"
+
+    places = [SimpleNamespace(devices=[Device(n)]) for n in (0, 1, 1)]
+    own = {"model": "gpt2", "positions": "learned", "tied": True, "heads": 12, "norm": "layer", "biases": True}
+    data = SimpleNamespace(unit="tokens", classes=50257, per_example=1024)
+    pipeline = SimpleNamespace(parameter_count=124_439_808, places=places)
+    for dtype, percent in (("bfloat16", round(100 * 1e6 * counted / (2 * 989e12), 2)), ("float32", None)):
+        job = SimpleNamespace(options=Config(**own, dtype=dtype), dataset=data, pipeline=pipeline)
+        found = utilization.measured(job, 1e6)
+        assert (found["flops_per_token"], found["mfu_percent"]) == (counted, percent)
+        said = utilization.words(found)
+        assert "855.2 MFLOP" in said and ("MFU 43.2% of 2 x 989 TFLOP/s of NVIDIA H200" in said) is bool(percent), said

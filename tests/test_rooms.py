@@ -56,6 +56,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "experiments": ("machine", "report", "training"),
     "evaluate": ("errors", "options", "machine", "own_files", "training"),
     "export": ("errors", "machine", "training", "evaluate"),
+    "sample": ("errors", "options", "config", "machine", "training", "evaluate"),
     "launch": ("errors", "options", "machine"),
 }
 # A registry finds the files of its own room by their names.

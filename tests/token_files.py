@@ -26,18 +26,21 @@ def llm_c(path: Path, values: np.ndarray) -> Path:
     return path
 
 
-def damaged(path: Path, number: int) -> str:
-    """Writes a file that is damaged in a way which its content shows. Returns what was done."""
+def damaged(path: Path, number: int) -> tuple[str, np.ndarray]:
+    """Writes a damaged file. Returns (what was done, the tokens before). Its content shows the damage, unless raw
+    numbers are "shorter": those that are left are the first ones."""
     random = Random(number)
     values = tokens(random.randint(100, 3000), number)
     if random.random() < 0.3:  # raw numbers
         content = bytearray(nanogpt(path, values).read_bytes())
-        kind = random.choice(("odd", "empty", "beyond"))
+        kind = random.choice(("odd", "empty", "beyond", "shorter"))
     else:
         content = bytearray(llm_c(path, values).read_bytes())
         kind = random.choice(("cut", "grown", "magic", "version", "count", "zeros", "beyond", "swapped"))
     if kind in ("odd", "cut"):
         del content[random.randrange(13, len(content)) | 1 if kind == "odd" else random.randrange(70, len(content)) :]
+    elif kind == "shorter":
+        del content[2 * random.randrange(66, len(values)) :]
     elif kind == "empty":
         content.clear()
     elif kind == "grown":
@@ -52,4 +55,4 @@ def damaged(path: Path, number: int) -> str:
         at = random.randrange(start, end)
         content[at] ^= 1 << random.randrange(8)
     path.write_bytes(content)
-    return kind
+    return kind, values

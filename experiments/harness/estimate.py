@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING, Run, State, command, state
+from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING, Run, State, command, on_text, state
 from fdg_jax import sweep
 from fdg_jax.config import run_length
 from fdg_jax.errors import BadInput
@@ -121,9 +121,9 @@ def conditions(run: Run, core: int | None) -> dict[str, Any]:
 def steps_left(run: Run, now: State) -> int:
     """The remaining batches of a missing or interrupted run. The smaller last batch of an epoch counts as one."""
     images = run.flags.get("train_size") or IMAGES[run.flags["dataset"]] - run.flags.get("hold_out", 0)
-    per_epoch = run_length(images, run.flags["batch_size"], run.flags["epochs"]).per_epoch
-    done = {MISSING: 0.0, CUT_OFF: now.epochs}.get(now.kind, run.flags["epochs"])
-    return max(0, round((run.flags["epochs"] - done) * per_epoch))
+    length = run_length(images, run.flags["batch_size"], run.flags["epochs"], run.flags.get("steps"))
+    done = {MISSING: 0, CUT_OFF: round(now.epochs * length.per_epoch)}.get(now.kind, length.end)
+    return max(0, length.end - done)
 
 
 def step_kind(run: Run) -> tuple:
@@ -145,7 +145,7 @@ def measured(run: Run, core: int | None) -> Step:
     other = "larger" if times > 1 else "smaller"
     scaled = f", times {times} for the {other} images of {flags['dataset']}" if times != 1 else ""
     seconds = flags["batch_size"] / rate * times
-    on = "its text" if "text" in flags else f"synthetic images{scaled}"
+    on = "its text" if on_text(run) else f"synthetic images{scaled}"
     return Step(seconds, f"{seconds:.3g} s a step, from up to {timed} steps made now on {on}")
 
 
@@ -158,13 +158,13 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
         few: dict[str, Any] = {"steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
-        flags, made = dict(run.flags), Run(run.name, {})
-        if "text" in flags:
+        flags = {name: value for name, value in run.flags.items() if name not in ("train_size", "hold_out")}
+        made = Run(run.name, {})
+        if on_text(run):
             made = made._replace(module=run.module)
             few["hold_out"] = flags["batch_size"]  # keeps the last evaluation short, as it is not measured
         else:
             few["dataset"] = "synthetic"
-            flags = {name: value for name, value in flags.items() if name not in ("train_size", "hold_out")}
         words = [*command(made._replace(flags={**flags, **few}), None, str(path))[1:], "--no-tensorboard"]
         try:
             with pinned([] if core is None else [core]):

@@ -40,6 +40,11 @@ class Run(NamedTuple):
         return f"`{shlex.join(command(made, None, None))}`"
 
 
+def on_text(run: Run) -> bool:
+    """Whether the run trains on text or tokens, whose files are in its options."""
+    return run.flags.get("dataset") in ("text", "tokens")
+
+
 Lines = Mapping[str, Mapping[str, Any]]  # results by the names of their runs
 
 

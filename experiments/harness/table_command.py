@@ -20,6 +20,7 @@ from experiments.harness.run_table import (
     Run,
     Table,
     command,
+    on_text,
     state,
 )
 from fdg_jax import sweep
@@ -148,7 +149,7 @@ def collected(line: Mapping[str, Any]) -> str:
 
 def all_text(runs: Sequence[Run]) -> bool:
     """Whether all runs train on text. Their options name its files, so no data directory is needed."""
-    return bool(runs) and all("text" in run.flags for run in runs)
+    return bool(runs) and all(on_text(run) for run in runs)
 
 
 def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:

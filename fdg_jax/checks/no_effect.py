@@ -78,6 +78,9 @@ def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
     if o.clip_norm and o.K > 1 and (factors(plan) or plan.corrected_by):
         fact = "each stage clips its own gradient, and K decides what a stage is"
         yield f"{said('clip_norm', o.clip_norm)}: {fact}. Compare with {said('method', 'bp')} at the same K and split."
+    if o.clip_norm and o.K > 1 and o.method in ("bp", "gpipe"):
+        fact = f"with {said('K', o.K)} each stage clips its own gradient, not {o.method} that of the whole network"
+        yield f"{said('clip_norm', o.clip_norm)}: {fact}. {said('method', 'bp')} {said('K', 1)} does."
     warms_up = o.warmup_steps or o.warmup == "on"
     if warms_up and (highest := float(rates.max())) < 0.999999 * o.learning_rate:  # the rates are float32
         flag = said("warmup_steps", o.warmup_steps) if o.warmup_steps else said("warmup", o.warmup)

@@ -1,16 +1,15 @@
 """`python -m fdg_jax.data encode`: makes files of tokens from text, with a tokenizer of the package tokenizers."""
 
-import importlib
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fdg_jax.data.texts.tokens import HEADER, KINDS, TOKENIZER
+from fdg_jax.data.texts.tokens import COUNTS, HEADER, KINDS, TOKENIZER, tokenizer_of
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
@@ -28,18 +27,6 @@ def pieces(path: Path) -> Iterator[str]:
         raise BadInput(f"{path} is no text in UTF-8: {first_line(error)}. Convert it, or leave it out.") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {reason(error)}. Name files of text.") from None
-
-
-def tokenizer_of(path: str) -> Any:
-    """The tokenizer in a file. Raises BadInput without the package, or if the file holds none."""
-    try:
-        package = importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise BadInput(f"encode needs the package tokenizers ({reason(error)}): pip install tokenizers.") from None
-    try:
-        return package.Tokenizer.from_file(path)
-    except Exception as error:  # the package raises plain ones
-        raise BadInput(f"--tokenizer {path} holds no tokenizer: {first_line(error)}. Give a tokenizer.json.") from None
 
 
 class Shard:
@@ -61,7 +48,8 @@ class Shard:
 
 
 def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str | None) -> str:
-    """Writes the shards OUT/tokens_000000.bin, ... and a copy of the tokenizer. Returns a line on what was written.
+    """Writes the shards OUT/tokens_000000.bin, ..., a copy of the tokenizer, and the numbers of tokens and bytes.
+    Returns a line on what was written.
 
     most: tokens in a full shard. end: a token after each file. Raises BadInput; OSError if a shard cannot be written.
     """
@@ -94,6 +82,8 @@ def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str 
     if not shards:
         raise BadInput(f"{', '.join(files)}: there is no text in them. Name other files.")
     shards[-1].close()
+    counts = {"tokens": total, "bytes": sum(Path(path).stat().st_size for path in files)}
+    (out / COUNTS).write_text(json.dumps(counts), encoding="utf-8")
     pattern = os.path.join(out, "tokens_*.bin")
     return f"{total:,} tokens in {len(shards)} files. Train: --tokens '{pattern}' --vocabulary {vocabulary}"
 

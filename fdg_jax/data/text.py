@@ -46,6 +46,7 @@ class Text(Source):
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
     content: Any = None  # the OpenFile of the blocks, or what checks like one
     tokenizer: str | None = None  # sha256 of the tokenizer, if it is known
+    bytes_per_token: float | None = None  # of the text that the test's tokens were made of, if it is known
 
     parts = ("blocks", "labels")
     unit = "tokens"  # a byte is a token
@@ -93,10 +94,11 @@ class Text(Source):
         return f"{train:,} training and {test:,} test blocks of {self.per_example} {tokens} of {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """The test loss in bits per byte instead of nats, if the tokens are bytes; {} for any other tokens."""
-        if not self.of_bytes:
+        """The test loss in bits per byte instead of nats, if it is known how many bytes a token stands for; else {}."""
+        size = 1 if self.of_bytes else self.bytes_per_token
+        if not size:
             return {}
-        return {"test_bits_per_byte": None if test_loss is None else test_loss / math.log(2)}
+        return {"test_bits_per_byte": None if test_loss is None else test_loss / math.log(2) / size}
 
 
 def read(name: str, files: Sequence[Path], block_size: int) -> Text:

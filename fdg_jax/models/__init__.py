@@ -35,6 +35,7 @@ class Family(Protocol):
         families.
     PATTERNS: how such names are written, for people: `wrn<d>_<k>`.
     Options: a frozen dataclass of the family's options, which `blocks` takes by name as well.
+    flops(classes, parameters, T, **arguments): FLOPs of training on a token, where a formula is usual.
     DEFAULTS: {name: {option: value}}, the options for which a name has another default than all others: the family's
         own, and those of every run, such as block_size.
     """
@@ -183,6 +184,14 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
         fact = f"{file}: blocks() of {name} gives {gives} where a list of Flax (linen) modules is needed"
         raise BadInput(f"{fact}. Return [Stem(), ..., Head(classes)].")
     return list(made)
+
+
+def flops(name: str, classes: int, parameters: int, T: int, **options: Any) -> int | None:
+    """FLOPs of training on one token of a block of T, by the family's formula; None if it has none. parameters: of the
+    whole network. Other arguments as those of `blocks`."""
+    family, arguments = _find(name)
+    count = getattr(family, "flops", None)
+    return count and count(classes, parameters, T, **arguments, **options)
 
 
 def paper_split(name: str, K: int) -> tuple[int, ...] | None:

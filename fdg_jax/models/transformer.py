@@ -190,3 +190,14 @@ def blocks(classes: int, *, layers: int, width: int, **options: Any) -> list[nn.
         raise BadInput(f"{fact}. Use a divisor of {heads}.")
     inner = [Layer(o, heads, (2 * layers) ** 0.5) for _ in range(layers)]
     return [Embedding(classes, width, o), *inner, Head(classes, o)]
+
+
+def flops(classes: int, parameters: int, T: int, *, layers: int, width: int, **options: Any) -> int:
+    """FLOPs of training on a token: 6 N + 12 L C T, as nanoGPT and PaLM's authors (Chowdhery et al. 2022) count.
+
+    N: parameters that multiply something: without learned positions, and without the embedding's table unless the head
+    uses it. L: layers. C: the width. Attention is counted as if a token saw the whole block of T.
+    """
+    o = Options(**options)
+    unused = (T * width if o.positions == "learned" else 0) + (0 if o.tied else classes * width)
+    return 6 * (parameters - unused) + 12 * layers * width * T

@@ -203,8 +203,8 @@ class Common:
         0.999, "beta2 of all except sgd (for muon, of its adamw), in [0, 1).", inside="[0, 1)", group="recipe"
     )
     clip_norm: float = option(
-        0.0, "The largest norm of a stage's gradient: a larger one is scaled down; 0 for never. It is the norm of the "
-        "stage's own gradient, not of the whole network's, so the split matters.",
+        0.0, "The largest norm of a stage's gradient: a larger one is scaled down; 0 for never. With --K 1 it is "
+        "that of the whole network's gradient, as usual for bp; with more stages the split matters.",
         inside="[0, inf)", use="a positive number, or 0 for never", group="recipe"
     )
     lr_schedule: Literal["paper", "cosine", "constant", "wsd"] = option(
@@ -264,6 +264,18 @@ class Common:
         1, "Epochs between evaluations on the test data (0: only at the end). With --epochs 0: batches.",
         inside="[0, inf)", use="0 for only at the end", group="run", free=True,
         shown="1; with --epochs 0 a tenth of --steps"
+    )
+    sample: str | None = option(
+        None, "After each evaluation, print 100 tokens with which the network continues this text, drawn by --seed.",
+        metavar="TEXT", group="run", shown="no samples", free=True
+    )
+    temperature: float = option(
+        1.0, "Of samples: divides the logits before a token is drawn. 0 takes the most probable one.",
+        inside="[0, inf)", use="1, say, or 0", group="run", free=True
+    )
+    top_k: int | None = option(
+        None, "Of samples: draw among so many of the most probable tokens.", metavar="N", inside="[1, inf)",
+        group="run", shown="all", free=True
     )
     log_every: int = option(
         10, "Batches per line of metrics.jsonl; their losses are averaged.", inside="[1, inf)", group="run"

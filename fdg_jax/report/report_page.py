@@ -114,6 +114,8 @@ def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mappi
     if test:
         best = min(test, key=lambda event: event["test_error_percent"])
         shown.append((f"test error, lowest: epoch {best['epoch']:g}", f"{best['test_error_percent']:.2f}%"))
+        if unit(newest) == "tokens" and test[-1].get("test_loss") is not None:
+            shown.append(("test loss, last, nats per token", f"{test[-1]['test_loss']:.4f}"))
         if test[-1].get("test_bits_per_byte") is not None:
             shown.append(("bits per byte, last", f"{test[-1]['test_bits_per_byte']:.3f}"))
     if classes := (config.get("inputs") or {}).get("classes") if not config.get("block_size") else None:
@@ -125,6 +127,8 @@ def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mappi
         if moved.percent is not None:
             shown.append(("share of the loss's fall in the last tenth of the run", f"{moved.percent:z.0f}%"))
     shown.append((f"{unit(newest)} a second", f"{speed:,.0f}" if speed else "–"))
+    if summary.get("mfu_percent") is not None:
+        shown.append((f"MFU, of {summary['mfu_of']}", f"{summary['mfu_percent']:.1f}%"))
     if summary:
         shown.append(("whole time, with compiling and evaluating", clock(summary["seconds"])))
     return shown

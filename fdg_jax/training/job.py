@@ -30,6 +30,7 @@ from fdg_jax.machine import facts
 from fdg_jax.machine.output import say
 from fdg_jax.methods.interface import Method
 from fdg_jax.training.processes import Peers
+from fdg_jax.training.sampling import sampled
 from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
@@ -191,6 +192,7 @@ def built(
         window=options.window or (1 if streamed else default_window(options, first.platform, N)),
     )
     check_last_batch(options, method, N)
+    sampled(options, dataset)
     if not devices.is_here(first):  # stage 1 alone needs the inputs
         dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)

@@ -31,7 +31,7 @@ from fdg_jax.runs import incidents, reading, run_files, trackers
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training import job as jobs
-from fdg_jax.training import opening, trained
+from fdg_jax.training import opening, trained, utilization
 from fdg_jax.training.job import Job, check_data
 from fdg_jax.training.loop import Loop
 from fdg_jax.training.policies import about_job, versions
@@ -457,6 +457,7 @@ def summarise(run: Run, parameters_sha256: str, state_sha256: str) -> dict[str, 
         "final_state_sha256": state_sha256,
         "test_loss": record.test_loss,
         **dataset.measures(record.test_loss),
+        **utilization.measured(job, rate),
         "updates": pipeline.updates,
         "stage_parameters": pipeline.parameter_counts,
         "drained": o.drain,
@@ -489,13 +490,14 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
         print(diverged_words(path, f"the training loss of the last epoch is {loss:.4g}"), file=sys.stderr)
         return 1
     unit = run_files.unit(summary)
+    loss_words = f", test loss {summary['test_loss']:.4f}" if unit == "tokens" else ""
     speed = per_second(summary[f"{unit}_per_second"], unit)
     epochs, stages = count(round(summary["epochs"], 2), "epoch"), "stage 1" if K == 1 else f"stages 1 to {K}"
     width = output.columns()
     print()
     done = (
-        f"done: test error {summary['test_error_percent']:.2f}% after {epochs} on {summary['dataset']}, "
-        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}"
+        f"done: test error {summary['test_error_percent']:.2f}%{loss_words} after {epochs} on {summary['dataset']}, "
+        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}{utilization.words(summary)}"
     )
     print(output.wrapped(done, width), file=output.loud())
     staleness = (

@@ -31,6 +31,7 @@ from fdg_jax.runs import incidents
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Run
+from fdg_jax.training.sampling import LENGTH, continued, sampled
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
 TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
@@ -56,6 +57,7 @@ class Loop:
         self.feed = feed(self.job.dataset, o, self.job.steps, signals.check if alone else lambda: None)
         self.first = FirstDispatches(o)
         self.transform = self.job.dataset.test_transform()
+        self.sampled = sampled(o, self.job.dataset)
         nonfinite = NonFinitePolicy(self.job, self.feed.batch, self.warn)
         self.record.on_nonfinite = nonfinite.handle_metrics
         self.saving = Saving(run, progress.say, nonfinite, self.in_flight)
@@ -147,17 +149,36 @@ class Loop:
         with self.paused():  # with the newest weights, whether or not batches are in flight
             found = self.pipeline.evaluate(self.test_batches(), self.transform)
             self.read_losses(wait=True)  # so that their lines come before the evaluation's
-            if record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
+            sample = self.sample()
+            if record.evaluation(found.loss, found.error_percent or 0.0, sample) and self.options.keep_best:
                 self.saving.save(best=True)
         self.progress.error = f"test error {record.error:.2f}%"
         measures = record.measures(record.test_loss).items()  # of text: bits per byte
-        more = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
+        more = f", test loss {found.loss:.4f}" if record.unit == "tokens" else ""
+        more += "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
         loss = f"{record.train_loss():.4f}" if record.recent else "not known yet"  # nan means that a run has diverged
         self.progress.say(
             f"epoch {round(record.step / self.job.steps_per_epoch, 2):g}: test error {record.error:.2f}%{more}, "
             f"training loss {loss}, {per_second(record.speed.mean(), record.unit)}, "
             f"learning rate {record.learning_rate(max(record.step, 1)):g}"
         )
+        if sample is not None:
+            self.progress.say(f"sample: {sample}")
+
+    def sample(self) -> str | None:
+        """A text that the network continues, if one is asked for."""
+        if not self.sampled:
+            return None
+        codec, start = self.sampled
+        o, job, rows = self.options, self.job, self.options.replicas  # each of them takes an equal part
+
+        def scores(block: np.ndarray) -> np.ndarray:
+            self.agree()
+            inputs = np.broadcast_to(block, (rows, *block.shape)).astype(job.dataset.dtype)
+            return self.pipeline.predict(inputs, self.transform)[0]
+
+        drawn = {"temperature": o.temperature, "top_k": o.top_k, "seed": o.seed}
+        return codec.decode(continued(scores, start, LENGTH, job.dataset.per_example, **drawn))
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """The test batches. A signal is obeyed between two of them."""

@@ -96,7 +96,8 @@ def optimizer_sentence(options: Config) -> str:
     text = f"{o.optimizer} with momentum {o.momentum:g}"
     text += "" if o.optimizer == "sgd" else f", b2 {o.b2:g}"
     text += f", weight decay {o.weight_decay:g}{' of matrices' if o.decay == 'matrices' else ''}"
-    return f"{text}, gradients of a stage clipped to norm {o.clip_norm:g}" if o.clip_norm else text
+    of = "of the whole network" if o.K == 1 else "of a stage"
+    return f"{text}, gradients {of} clipped to norm {o.clip_norm:g}" if o.clip_norm else text
 
 
 def whose_split(job: Job) -> str:

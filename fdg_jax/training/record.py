@@ -292,8 +292,8 @@ class Record:
         if self.pending:
             self.line(self.step)
 
-    def evaluation(self, loss: float, error_percent: float) -> bool:
-        """Records an evaluation. Returns whether it is the best so far."""
+    def evaluation(self, loss: float, error_percent: float, sample: str | None = None) -> bool:
+        """Records an evaluation, and a sample of a language model. Returns whether it is the best so far."""
         self.error, self.test_loss, self.evaluated = error_percent, loss, self.step
         best = error_percent < self.best_error
         if best:
@@ -302,6 +302,7 @@ class Record:
         more = self.measures(loss)
         event |= {"test_loss": loss, "test_error_percent": error_percent, **more}
         curves = {f"test/{name.removeprefix('test_')}": value for name, value in more.items()}
+        event |= {} if sample is None else {"sample": sample}
         self.write(event, {"test/loss": loss, "test/error_percent": error_percent, **curves})
         return best
 

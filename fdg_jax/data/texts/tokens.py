@@ -3,13 +3,14 @@
 A file is raw numbers, as nanoGPT's prepare.py writes them, or a shard of llm.c and modded-nanogpt: 256 int32 (magic,
 version, number of tokens, then zeros), and the tokens. Several files are one text. They stay where they are and are
 read block by block, so memory does not grow with them. They are read once at the beginning, for their hash and largest
-token. Nothing else beside them is opened, except a `tokenizer.json`, for its hash.
+token. Beside them only a `tokenizer.json` is opened, for its hash, and `encoded.json`, for the bytes that were encoded.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import importlib
 import os
 import stat
 from bisect import bisect_right
@@ -20,15 +21,16 @@ from typing import Any
 
 import numpy as np
 
+from fdg_jax import strict_json
 from fdg_jax.data.blocks import Blocks, OpenFile
 from fdg_jax.data.text import CHUNK, Text, without_last_tenth
-from fdg_jax.errors import BadInput, Damaged, reason
+from fdg_jax.errors import BadInput, Damaged, first_line, reason
 
 HEADER = 256  # int32 numbers
 KINDS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic -> (version, dtype); the second one is llm.c's of Llama 3
 MOST = 2**20  # the largest vocabulary
 OTHERS = (".pkl", ".npy", ".npz", ".pt", ".json", ".jsonl", ".txt", ".gz", ".zip", ".zst", ".parquet", ".arrow")
-TOKENIZER = "tokenizer.json"
+TOKENIZER, COUNTS = "tokenizer.json", "encoded.json"  # the latter: {"tokens": N, "bytes": of the text}
 
 
 class Shards:
@@ -140,6 +142,7 @@ def load(
         classes=parts[0].vocabulary,
         content=Together(parts),
         tokenizer=tokenizer_sha256(train[0].parent / TOKENIZER),
+        bytes_per_token=bytes_per_token((test or train)[0].parent / COUNTS, parts[-1].size // parts[-1].dtype.itemsize),
     )
 
 
@@ -227,9 +230,31 @@ def without_header(begin: np.ndarray, size: int, dtype: str) -> str:
     return ""
 
 
+def bytes_per_token(path: Path, tokens: int) -> float | None:
+    """Bytes of text for each token, from what `encode` wrote beside its shards; None without that, or if it was of
+    another number of tokens."""
+    try:
+        found = strict_json.parse(path.read_bytes())
+        return found["bytes"] / tokens if found["tokens"] == tokens else None
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return None
+
+
 def tokenizer_sha256(path: Path) -> str | None:
     """The hash of the tokenizer beside the tokens, if there is one. Raises BadInput if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     except OSError as error:
         raise BadInput(f"{path}, beside the tokens, cannot be read: {reason(error)}. Mend or move it.") from None
+
+
+def tokenizer_of(path: str) -> Any:
+    """The tokenizer in a file. Raises BadInput without the package, or if the file holds none."""
+    try:
+        package = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise BadInput(f"a tokenizer needs the package tokenizers ({reason(error)}): pip install tokenizers.") from None
+    try:
+        return package.Tokenizer.from_file(path)
+    except Exception as error:  # the package raises plain ones
+        raise BadInput(f"{path} holds no tokenizer: {first_line(error)}. Give a tokenizer.json.") from None

@@ -1,0 +1,55 @@
+"""The command `python -m fdg_jax.sample RUN --sample TEXT`: text that a trained language model continues."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+import numpy as np
+
+from fdg_jax.config import FIELDS
+from fdg_jax.errors import BadInput
+from fdg_jax.evaluate import parser, trained
+from fdg_jax.machine import output
+from fdg_jax.options.fields import as_flags, checked
+from fdg_jax.training import command, sampling
+
+
+@output.command
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    made = parser("sample", "Continues a text. Each token costs a forward pass over a whole block.")
+    made.add_argument("--sample", metavar="TEXT", default="\n", help="The text to continue. Default: a new line.")
+    made.add_argument("--length", metavar="N", type=int, default=500, help="Tokens that are drawn. Default: 500.")
+    for name, kind in (("temperature", float), ("top_k", int), ("seed", int)):
+        about = f"{FIELDS[name].help if name != 'seed' else 'Decides what is drawn.'} Default: as the run was told."
+        made.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=about)
+    about = "The tokenizer.json of a run on tokens. Default: the one beside them; without it, tokens are numbers."
+    made.add_argument("--tokenizer", metavar="FILE", help=about)
+    given = made.parse_args(arguments)
+    with as_flags():
+        print(text(given))
+    return 0
+
+
+def text(given: Namespace) -> str:
+    """The text that the network makes of `--sample`. Raises BadInput."""
+    names = ("temperature", "top_k", "seed")
+    asked = {name: value for name in names if (value := getattr(given, name)) is not None}
+    for name, value in asked.items():
+        checked(FIELDS[name], value)
+    network = trained(given)
+    o, inputs = network.options, network.inputs
+    if o.dataset not in ("text", "tokens"):
+        raise BadInput(f"{given.run}: {o.model} on {o.dataset} is no language model. Give a run on text or tokens.")
+    codec = sampling.codec_of(o, given.tokenizer, (network.about["data"] or {}).get("tokenizer"))
+    start = sampling.start_of(given.sample, codec, inputs.classes)
+
+    def scores(block: np.ndarray) -> np.ndarray:
+        return network.predict(block[None].astype(inputs.data_dtype))[0]
+
+    drawn = {name: getattr(o, name) for name in names} | asked
+    return codec.decode(sampling.continued(scores, start, given.length, inputs.shape[0], **drawn))
+
+
+if __name__ == "__main__":
+    command.leave(main(sys.argv[1:]))
