@@ -71,7 +71,7 @@ def test_a_run_from_before_these_options_goes_on_with_what_they_then_meant():
 
 
 BAD = {
-    "--model resnet20": "takes images, and --dataset text has tokens. Models for tokens are transformer",
+    "--model resnet20": "takes images, but --dataset text has tokens. Models for tokens are transformer",
     "--dataset digits": "this command trains on text, tokens. Other data have their own commands",
     "--text missing.txt": "missing.txt cannot be read or copied: No such file",
     "--block-size 1000000": "make 0 blocks of --block-size 1000000",
@@ -93,7 +93,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("words", "said"), [
     ("--text a", "it is for text"),
-    ("--model transformer8x64 --dataset digits", "takes tokens, and --dataset digits has images"),
+    ("--model transformer8x64 --dataset digits", "takes tokens, but --dataset digits has images"),
 ])  # fmt: skip
 def test_the_command_for_images_refuses_what_is_for_text(words, said, tmp_path, capsys):
     assert cifar.main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
