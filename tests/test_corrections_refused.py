@@ -70,7 +70,7 @@ FILES = [  # what is changed in a good file, and what is said of it
     (("options=Options, ", ""), "has a class Options, which its CORRECTION does not name"),
     (
         ('name="ahead"', 'name="before"'),
-        "CORRECTION has the name 'before', the file has 'ahead'. Write name='ahead'",
+        "CORRECTION has the name 'before', but the file has 'ahead'. Write name='ahead'",
     ),
     (("CORRECTION =", "OTHER ="), "has no CORRECTION of type CorrectionSpec"),
     (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
@@ -108,25 +108,25 @@ def remembers(params):
 
 WRONG_PARTS = {
     "gradient fails. ": {"gradient": lambda grads, then, now: grads},
-    "gradient does not return (gradients, state)": {"gradient": lambda grads, then, now, state: [grads, state]},
-    "gradient returns gradients, ['bias'] of bfloat16[12], where float32[12] is needed": {
+    "`gradient` does not return (gradients, state)": {"gradient": lambda grads, then, now, state: [grads, state]},
+    "`gradient` returns gradients, ['bias'] of bfloat16[12], where float32[12] is needed": {
         "gradient": lambda grads, then, now, state: (jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads), state)
     },
-    "gradient returns a state, float32[], where int32[] is needed": {
+    "`gradient` returns a state, float32[], where int32[] is needed": {
         "init": remembers,
         "gradient": lambda grads, then, now, n: (grads, 0.9 * n + 1),
     },
-    "gradient returns a state, a tree of 2 arrays, not of 0": {
+    "`gradient` returns a state, a tree of 2 arrays, not of 0": {
         "init": lambda params: None,
         "gradient": lambda grads, then, now, state: (grads, grads),
     },
     "init fails. ": {"init": lambda: ()},
-    "updated returns int32[3], where int32[] is needed": {
+    "`updated` returns int32[3], where int32[] is needed": {
         "init": remembers,
         "updated": lambda before, after, n: jnp.zeros(3, jnp.int32),
     },
-    "drained returns a tree of 0 arrays, not of 1": {"init": remembers, "drained": lambda n: ()},
-    "forward returns a tree with other keys": {"forward": lambda params, state: list(params.values())},
+    "`drained` returns a tree of 0 arrays, not of 1": {"init": remembers, "drained": lambda n: ()},
+    "`forward` returns a tree with other keys": {"forward": lambda params, state: list(params.values())},
     "`before` is int, not an optax transformation": {"before": 3},
     "`optimizer` returns NoneType, not an optax transformation": {"optimizer": lambda chain: None},
     "what it adds to the optimizer fails. ": {"before": optax.trace(0.9)._replace(update=lambda grads: grads)},

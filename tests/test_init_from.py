@@ -108,7 +108,7 @@ def test_another_network_is_told_with_its_numbers(old, tmp_path, capsys):
     assert cifar.main(words.split()) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: --init-from {old / 'file'}: it has ") and err.count("\n") == 1
-    assert "it has 674 parameters in 3 blocks, and resnet8 has 75,290 parameters in 5 blocks; ['batch_stats']" in err
+    assert "it has 674 parameters in 3 blocks, but resnet8 has 75,290 parameters in 5 blocks; ['batch_stats']" in err
     assert "is absent there and float32[16] here" in err
     assert not (tmp_path / "new").exists()
 

@@ -82,7 +82,7 @@ def test_an_exported_network_comes_back_and_is_plain_flax(untrained, tmp_path):
     assert (about["model"], about["input_shape"], about["input_dtype"]) == ("resnet8", "[32, 32, 3]", "float32")
     with pytest.raises(BadInput, match="has no checkpoints"):
         fdg_jax.load_run(file, 3)
-    with pytest.raises(BadInput, match=r"the inputs are float32\[4, 32, 32, 3\], the network takes uint8 \[n, 32, 32"):
+    with pytest.raises(BadInput, match=r"the inputs are float32\[4, 32, 32, 3\], but the network takes uint8 \[n, 32"):
         again.predict(images.astype(np.float32))
 
 

@@ -179,7 +179,7 @@ def test_two_files_may_declare_the_same_option(folder):
 
 @pytest.mark.parametrize(("changed", "match"), [
     (("options=Options, ", ""), r"mine\.py has a class Options, which its METHOD does not name\. Add options=Options"),
-    (('name="mine"', 'name="yours"'), r"mine\.py: METHOD has the name 'yours', the file has 'mine'\."),
+    (('name="mine"', 'name="yours"'), r"mine\.py: METHOD has the name 'yours', but the file has 'mine'\."),
     (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is no dataclass"),
 ])  # fmt: skip
 def test_a_file_that_contradicts_itself_is_refused_where_the_method_is_chosen(changed, match, folder):

@@ -71,7 +71,7 @@ def test_the_schedule_is_drawn_and_its_lateness_is_the_schedules(method, K):
     page = report_page.page(told(method=method, K=K, split="x", asked=told()), [], {})
     drawn = page.partition('<svg class="schedule"')[2].partition("</svg>")[0]
     assert bool(drawn) is (method != "data_parallel" and K <= 8)
-    assert (f"late, at stages 1 to {K}: {', '.join(map(str, late))}." in page) is (max(late) > 0)
+    assert (f"1 to {K} are late by this number of updates: {', '.join(map(str, late))}." in page) is (max(late) > 0)
     if drawn:
         assert all(f">F{batch}<" in drawn for batch in (1, 2, 3) if method != "gpipe") and f">stage {K}<" in drawn
         assert (f"{max(late)} update{'s' * (max(late) > 1)} late. The numbers count them." in drawn) is (max(late) > 0)

@@ -190,9 +190,9 @@ def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
 
 
 @pytest.mark.parametrize(("weights", "said"), [
-    (np.ones((16, 3), np.float32), r"the weights are float32\[16, 3\], the labels int32\[16\]\. Give one weight for"),
+    (np.ones((16, 3), np.float32), r"float32\[16, 3\], and the labels are int32\[16\]\. Give one weight for"),
     (np.ones(15, np.float32), r"differ in length: \[15, 16\]"),
-    (Weighted(np.ones(16), np.ones((16, 2))), r"the weights are float64\[16, 2\], the labels float64\[16\]"),
+    (Weighted(np.ones(16), np.ones((16, 2))), r"the weights are float64\[16, 2\], and the labels are float64\[16\]"),
     ([1.0] * 16, r"the weights are a list of 16, but an array of numbers is needed\. Use numpy\.asarray\(weights\)"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit_are_refused(weights, said):

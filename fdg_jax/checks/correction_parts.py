@@ -51,13 +51,13 @@ def check(
     ):
         if function := getattr(correction, name):
             made = run(who, name, jax.eval_shape, function, *takes)
-            refuse_others(f"{who}: {name} returns", made, returns)
+            refuse_others(f"{who}: `{name}` returns", made, returns)
     if correction.gradient:
         made = run(who, "gradient", jax.eval_shape, correction.gradient, params, params, params, state)
         if not isinstance(made, tuple) or len(made) != 2:
             raise BadInput(f"{who}: `gradient` does not return (gradients, state). {WAY_OUT}")
-        refuse_others(f"{who}: gradient returns gradients,", made[0], params)
-        refuse_others(f"{who}: gradient returns a state,", made[1], state)
+        refuse_others(f"{who}: `gradient` returns gradients,", made[0], params)
+        refuse_others(f"{who}: `gradient` returns a state,", made[1], state)
 
 
 def run(who: str, name: str, function: Any, *arguments: Any) -> Any:
