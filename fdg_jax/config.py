@@ -90,7 +90,7 @@ OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METH
 OF_DATA = {
     "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
     "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
-    "blocks": ("text", "tokens"), "sample": ("text", "tokens"), "temperature": ("text", "tokens"), "top_k": ("text", "tokens"),
+    **dict.fromkeys(("blocks", "sample", "temperature", "top_k"), ("text", "tokens")),
 }  # fmt: skip
 # The error in a method's, correction's or model's file. A command reports it and ends; in Python the others still work.
 UNREADABLE = wrong_method or wrong_correction or wrong_model
