@@ -31,7 +31,7 @@ IN_SUMMARY = (
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
     *("hold_out", "init_from", "replicas", "tensor", "fsdp", "tokens", "validation", "vocabulary", "token_dtype"),
-    *("blocks", "final_rate"),
+    *("blocks", "final_rate", "precision"),
 )
 
 

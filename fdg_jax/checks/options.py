@@ -15,7 +15,7 @@ from fdg_jax.options.fields import checked, named, said, spelled
 OF_DATA = {
     "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
     "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
-    "blocks": ("text", "tokens"),
+    "blocks": ("text", "tokens"), "precision": ("images",),
 }  # fmt: skip
 
 
@@ -40,6 +40,10 @@ def check(config: Config, given: Collection[str]) -> Plan:
          "Use --lr-schedule cosine, constant or wsd"),
         (o.warmup == "on" and o.lr_schedule != "paper", "warmup",
          f"this is the paper's warm-up, and the schedule is {o.lr_schedule}", "Use --warmup-steps N there"),
+        (o.precision == "bfloat16" != o.dtype, "precision", f"this is --dtype bfloat16, and --dtype {o.dtype} is given",
+         "Leave one of them out"),
+        (o.precision in ("float32", "tf32") and o.dtype != "float32", "precision",
+         f"the network computes in {o.dtype}", "Leave one of the two out"),
         ("b2" in given and o.optimizer == "sgd", "b2", "sgd has no such option",
          "Leave it out, or use --optimizer adamw, say"),
         (o.batch_size > (o.train_size or o.batch_size), "batch_size",

@@ -100,6 +100,10 @@ class Common:
         "float32", "The dtype to compute in. float32 is the paper's. bfloat16 rounds activations and kernels; "
         "parameters, optimizer state, BatchNorm's statistics and the loss stay float32.", group="model"
     )
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
+        "auto", "How a GPU multiplies: float32 in full, tf32 (float32 numbers, rounded to 10 bits in products), or "
+        "bfloat16, which is --dtype bfloat16. auto: as JAX does, which is tf32 on recent GPUs.", group="model"
+    )
     remat: str = option(
         "none", "Stages that keep only the inputs of batches in flight and recompute their activations in the backward "
         "pass: none, all, or numbers k, e.g. 1,2. Stage 1 has the most batches in flight. The training is the same, "
@@ -179,8 +183,8 @@ class Common:
         "resnet1202 and every K >= 3 (except bp, fa, data_parallel and gpipe).", group="recipe"
     )
     seed: int = option(
-        0, "Decides initial weights, order of examples, augmentation and dropout. On a GPU, runs are equal in every "
-        "bit only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
+        0, "Decides initial weights, order of examples, augmentation and dropout. On a GPU, a run keeps its choice of "
+        "kernels in autotune.textproto and has the same bits when it goes on; another run may choose others.",
         inside="[0, 2147483647]", group="recipe"
     )
     steps: int | None = option(
@@ -393,6 +397,8 @@ def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
         found["dataset"] = "tokens"
     if found.get("dataset") == "tokens" and "steps" in given and "epochs" not in given:
         found["epochs"] = 0
+    if found.get("precision") == "bfloat16":
+        found = {"dtype": "bfloat16", **found}
     if found.get("epochs") == 0:
         tenth = max(1, (found.get("steps") or 0) // 10)
         found = {"evaluate_every": tenth, "checkpoint_every": tenth, **found}

@@ -22,7 +22,7 @@ from fdg_jax.cli import Program
 from fdg_jax.config import Config
 from fdg_jax.data.loading import LoaderFailed
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
-from fdg_jax.machine import compile_cache, jax_settings, output
+from fdg_jax.machine import compile_cache, gpu_flags, jax_settings, output
 from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
@@ -60,6 +60,7 @@ def prepare_and_run(
 
     before: config.json of a resumed run. start: what is traced and tracked.
     """
+    gpu_flags.prepare(path, before, peers.process)
     made, weights = prepare(options, before, program, signals, peers)
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
     known = opening.stage_facts(made)
@@ -105,7 +106,9 @@ def prepare(
     peers.on_all(check)
     named = options.init_from if before is None else None  # a resumed run has its own weights
     weights = peers.on_all(lambda: trained.InitialWeights(named) if named else None)
-    peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
+    peers.from_zero(lambda: jax_settings.check_new() if before is None else None)
+    jax_settings.compute_in(options.precision)
+    peers.from_zero(lambda: None if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
     jobs.prepare_cpu(before, peers.on_one_core())
     initial = weights.read if weights else None
