@@ -76,7 +76,8 @@ def evaluate(
     batches: Iterable,
     unfinished: UnfinishedOperations | None = None,
     expected: tuple[Any, Any] = (None, None),
-) -> Evaluation:
+    result: Callable[[Sequence[Tally], int], Any] | None = None,
+) -> Any:
     """Evaluates batches. The host reads results once, at the end.
 
     Arguments:
@@ -84,6 +85,7 @@ def evaluate(
         batches: (inputs, labels) of each batch.
         unfinished: where to note the operations; None if nobody watches.
         expected: shapes of stage 1's inputs and of labels in training, for an error message.
+        result: makes the result of the tallies and the number of examples; by default `averaged`.
 
     Returns: the mean loss and the error.
 
@@ -103,7 +105,7 @@ def evaluate(
         counted += examples((labels, inputs))
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
-    return averaged(jax.device_get(results), counted)
+    return (result or averaged)(jax.device_get(results), counted)
 
 
 @contextmanager

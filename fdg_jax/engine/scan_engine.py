@@ -1,6 +1,6 @@
 """Delay lines on one accelerator: the data stay on the device, and one dispatch trains many batches."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,8 +28,13 @@ class ScanEngine(Engine):
     """BP with a delay line for each stage's gradients (fdg_jax.stages.delay_line), under `lax.scan`.
 
     run: the state of the run.
-    one: one step, (run, inputs, labels) -> (run, (report, first refused updates or None, norms of gradients)).
+    step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first refused updates or None, norms
+        of gradients)).
+    seeds: the program that trains this run together with others (fdg_jax.engine.seeds), and has its state then; None
+        for a run by itself.
     """
+
+    seeds: Any = None
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
@@ -41,18 +46,20 @@ class ScanEngine(Engine):
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
         lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
-        self.run = self.place.put_weights(delay_line.start(states, lines))
-        self.run = jax.tree.map(jnp.copy, self.run)  # the arrays are donated, so they must not be the caller's
+        run = self.place.put_weights(delay_line.start(states, lines))
+        self.run = jax.tree.map(jnp.copy, run)  # the arrays are donated, so they must not be the caller's
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
         self._outputs = programs.jit(self.whole)
 
-        def one(run, inputs, labels):
-            x, labels = self.preprocessed(inputs, labels, run.entered)
+        def step(run, x, labels):
             report, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)
             return run, (report, jnp.stack(refused) if refused else None, norms(run))
+
+        def one(run, inputs, labels):
+            return step(run, *self.preprocessed(inputs, labels, run.entered))
 
         def window(run, images, labels, indices):
             def of_row(run, row):
@@ -60,11 +67,22 @@ class ScanEngine(Engine):
 
             return jax.lax.scan(of_row, run, indices)
 
-        self.one = one
+        self.step = step
         shapes = shapes_of(self.run)
         self._step = programs.jit(one, donate_argnums=0, **self.place.results([shapes, None]))
         self._window = programs.jit(window, donate_argnums=0, **self.place.results([shapes, None]))
         self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0, **self.place.results([shapes]))
+
+    @property
+    def run(self) -> delay_line.DelayState:
+        return self.seeds.state_of(self) if self.seeds else self._run
+
+    @run.setter
+    def run(self, run: delay_line.DelayState) -> None:
+        if self.seeds:
+            self.seeds.replace(self, run)
+        else:
+            self._run = run
 
     def preprocessed(self, inputs: Tree, labels: Tree, step: Any) -> tuple[Tree, Tree]:
         """(inputs of stage 1, labels of the loss) of a batch. It can be traced. step: number of earlier batches."""
@@ -90,6 +108,12 @@ class ScanEngine(Engine):
 
     def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         if not len(indices):
+            return
+        if self.seeds:
+            self.seeds.enter(self, images, labels, indices)
+            return
+        if len(indices) == 1 and self.place.device.platform == "cpu":  # a loop would slow down convolutions there
+            self.train_batch(images[indices[0]], None if labels is None else labels[indices[0]])
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, self.place.put_weights((images, labels)))
@@ -124,7 +148,7 @@ class ScanEngine(Engine):
             self.run = self._drain(self.run)
 
     def wait(self) -> None:
-        jax.block_until_ready(self.run)
+        jax.block_until_ready(self.seeds.run if self.seeds else self.run)
 
     def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
         weights = average if ema else evaluated
@@ -159,10 +183,17 @@ class ScanEngine(Engine):
         return [int(value) for value in jax.device_get(self.run.updates)]
 
     def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> list[tuple[Tree, Tree]]:
+        if variables is None and self.seeds:
+            return self.seeds
         if variables is None:
             return [(self._evaluated(s.params, s.opt_state), s.extra) for s in self.run.stages]
         given = self.place.put_weights([split_variables(each) for each in variables])
         return [(params, {**s.extra, **extra}) for (params, extra), s in zip(given, self.run.stages, strict=True)]
+
+    def evaluate(self, held: Any, batches: Iterable, transform: Callable[[Tree], Tree] | None, key: Any = None) -> Any:
+        if held is not None and held is self.seeds:
+            return self.seeds.evaluate(self, batches, transform)
+        return super().evaluate(held, batches, transform, key)
 
     def whole(self, held: Any, x: Tree, keys: Sequence[Any]) -> Tree:
         """The outputs of the whole network in evaluation mode. It can be traced."""

@@ -1,0 +1,129 @@
+"""Runs of several seeds in one program: each trains what it trains alone."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+import fdg_jax
+from fdg_jax import split
+from fdg_jax.engine.seeds import Seeds
+
+B, N = 8, 64
+
+
+def images(seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(N, 8)).astype(np.float32), rng.integers(0, small.CLASSES, N).astype(np.int32)
+
+
+def noisy(seed):
+    """An augmentation: noise that depends on seed and step."""
+
+    def transform(x, step):
+        key = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), step)
+        return x + 0.1 * jax.random.normal(key, x.shape)
+
+    return transform
+
+
+def run_of(seed, **options):
+    example = images()[0][:B], images()[1][:B]
+    ours = fdg_jax.Pipeline(
+        small.parts(2), small.cross_entropy, small.recipe(), beta=0.5, engine="scan", guard=True,
+        preprocess=noisy(seed), **options,
+    )  # fmt: skip
+    return ours.init(jax.random.key(seed), example)
+
+
+def rows(seed, first, n):
+    order = np.random.default_rng(seed).permutation(N)
+    return np.stack([order[(first + i) % (N // B) * B :][:B] for i in range(n)])
+
+
+def trained(runs, seeds, first, windows):
+    """Trains windows of batches after the first ones; one run after the other enters its batches."""
+    for n in windows:
+        for run, seed in zip(runs, seeds, strict=True):
+            run.train(*DATA, rows(seed, first, n))
+        first += n
+
+
+DATA = images()
+# Sums over a batch (batch norms, weight gradients) may be taken in another order: a few bits of float32 a batch.
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+def losses(run):
+    return [metrics.loss for metrics in run.losses(wait=True)]
+
+
+def test_each_run_trains_what_it_trains_alone_and_goes_on_alone_or_together():
+    seeds, alone, runs = [3, 5], run_of(5), [run_of(s) for s in (3, 5)]
+    Seeds([run.engine for run in runs], seeds, noisy)
+    for each, of in (([alone], [5]), (runs, seeds)):
+        trained(each, of, 0, [1, 3])
+    run = runs[1]
+    np.testing.assert_allclose(losses(run), losses(alone), **CLOSE)
+    small.close(run.params, alone.params, **CLOSE)
+    assert (run.staleness, run.updates, run.batches) == (alone.staleness, alone.updates, alone.batches)
+    assert run.evaluate([DATA]).loss == pytest.approx(alone.evaluate([DATA]).loss, rel=2e-5)
+    kept = run.state()
+    alone.restore(kept)
+    assert alone.state_sha256() == run.state_sha256()
+    for each, of in ((runs, seeds), ([alone], [5])):
+        trained(each, of, 4, [3])
+    small.close(run.params, alone.params, **CLOSE)
+    end = run.state_sha256()
+    run.restore(kept)
+    trained(runs, seeds, 4, [3])
+    assert run.state_sha256() == end  # bit for bit, whatever the other run has done meanwhile
+    run.drain()
+    alone.drain()
+    small.close(run.params, alone.params, **CLOSE)
+
+
+def test_a_run_that_ends_does_not_hold_up_the_others():
+    seeds = [3, 5, 6]
+    runs = [run_of(s) for s in seeds]
+    together = Seeds([run.engine for run in runs], seeds, noisy)
+    for run, seed in zip(runs[:2], seeds, strict=False):
+        run.train(*DATA, rows(seed, 0, 1))
+    assert runs[0].batches == 0  # nothing is trained before all have entered their batches
+    together.leave(runs[2].engine)
+    assert [run.batches for run in runs] == [1, 1, 0]
+    trained(runs[:2], seeds, 1, [1])
+    assert [run.updates for run in runs[:2]] == [[0, 2]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_hundred_batches_of_a_residual_network_have_the_losses_of_runs_alone(dtype):
+    from fdg_jax import models
+    from fdg_jax.data.sets import synthetic
+    from fdg_jax.recipe import paper_sgd
+
+    data, seeds, blocks = synthetic.load(), [0, 1], models.blocks("resnet8", 10)
+    example = data.train_images[:16], data.train_labels[:16]
+
+    def made(seed):
+        run = fdg_jax.Pipeline(
+            split.stages(blocks, (2,)), small.cross_entropy, paper_sgd(0.01), beta=0.5, engine="scan",
+            preprocess=data.train_transform(seed), dtype=dtype, devices=jax.devices()[:1] * 2,
+        )  # fmt: skip
+        whole = split.init_whole(blocks, jax.random.key(seed), jax.ShapeDtypeStruct((16, 32, 32, 3), np.float32))
+        return run.init(jax.random.key(seed), example, split.split_variables(whole, (2,)))
+
+    alone, runs = [[made(seed) for seed in seeds] for _ in range(2)]
+    Seeds([run.engine for run in runs], seeds, data.train_transform)
+    for each, step in itertools.product((alone, runs), range(100)):
+        for run, seed in zip(each, seeds, strict=True):
+            indices = np.random.default_rng((seed, step)).integers(0, 512, (1, 16))
+            run.train(data.train_images, data.train_labels, indices)
+    for one, run in zip(alone, runs, strict=True):
+        gap = np.abs(np.subtract(losses(run), losses(one)))
+        print(dtype, "largest difference of the losses", gap[:10].max(), gap.max())
+        assert gap[:10].max() < (1e-4 if dtype == "float32" else 0.05)
