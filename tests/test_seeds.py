@@ -95,7 +95,7 @@ def test_a_run_that_ends_does_not_hold_up_the_others():
     assert runs[0].batches == 0  # nothing is trained before all have entered their batches
     together.leave(runs[2].engine)
     assert [run.batches for run in runs] == [1, 1, 0]
-    trained(runs[:2], seeds, 1, [1])
+    trained(runs[:2], seeds[:2], 1, [1])
     assert [run.updates for run in runs[:2]] == [[0, 2]] * 2
 
 

@@ -21,11 +21,9 @@ from benchmarks.harness.live_bytes import Watch
 from benchmarks.harness.side_specs import Side
 from benchmarks.memory import programs
 from fdg_jax import models, split
-from fdg_jax.api import ENGINES
 from fdg_jax.data.sets import synthetic
 from fdg_jax.engine import memory as counted
 from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.machine import compile_cache, facts
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.recipe import paper_sgd
@@ -75,7 +73,6 @@ def engines(model: str, K: int, steps: int, batch_size: int) -> dict[str, Any]:
     batches = [(images[row], labels[row]) for row in indices]
     whole = split.init_whole(blocks, jax.random.key(0), jax.ShapeDtypeStruct(batches[0][0].shape, np.float32))
     start = jax.device_get(split.split_variables(whole, cuts))
-    ENGINES["scan"] = ScanEngine  # the delay line's engine on a GPU
     found: dict[str, Tree] = {}
     losses: dict[str, list[float]] = {}
     for name in ["pipeline", "scan", *(["delay-line"] if device.platform == "cpu" else [])]:

@@ -1,5 +1,6 @@
 """Delay lines on one accelerator: the data stay on the device, and one dispatch trains many batches."""
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,9 +17,18 @@ from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
 from fdg_jax.stages import delay_line, hyperparameters
-from fdg_jax.stages.functions import flax_variables, loss_of, make_stage_functions, metrics_of, split_variables
+from fdg_jax.stages.functions import (
+    StageState,
+    flax_variables,
+    loss_of,
+    make_stage_functions,
+    metrics_of,
+    raw_key,
+    split_variables,
+)
 from fdg_jax.stages.nonfinite import guard_statistics
 from fdg_jax.stages.packing import shapes_of
+from fdg_jax.stages.preprocessing import Preprocess
 from fdg_jax.stages.update import UpdateRule, average, evaluated, first_refused, newest_norm
 
 Tree = Any
@@ -35,6 +45,7 @@ class ScanEngine(Engine):
     """
 
     seeds: Any = None
+    _run: Any
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
@@ -43,9 +54,10 @@ class ScanEngine(Engine):
         guard = problem.specs[0].guard
         self.functions = [f._replace(forward=guard_statistics(f.forward)) if guard else f for f in made]
         functions, schedule = self.functions, problem.schedule
+        self.takes = [list(state.extra) for state in states]
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
-        lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
+        self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
         run = self.place.put_weights(delay_line.start(states, lines))
         self.run = jax.tree.map(jnp.copy, run)  # the arrays are donated, so they must not be the caller's
         self._resident: tuple[Any, Any, Tree] | None = None
@@ -89,6 +101,20 @@ class ScanEngine(Engine):
         batch = inputs, labels, step
         x = self._make_inputs(*batch) if self._make_inputs else inputs
         return x, self._make_labels(*batch) if self._make_labels else labels
+
+    def again(self, key: jax.Array, variables: Sequence[Mapping[str, Tree]], preprocess: Preprocess) -> "ScanEngine":
+        """An engine with other first variables and the same programs, for a run of another seed."""
+        other = copy.copy(self)
+        first = [self.first_state(k, key, *split_variables(each)) for k, each in enumerate(variables, 1)]
+        other.losses, other.entered, other.unfinished = self.no_losses(), 0, None
+        other._make_inputs = programs.jit(preprocess.inputs)
+        other.run = jax.tree.map(jnp.copy, self.place.put_weights(delay_line.start(first, self.lines)))
+        return other
+
+    def first_state(self, k: int, key: jax.Array, params: Tree, extra: dict[str, Tree]) -> StageState:
+        """The first state of stage k, as `Pipeline.init` makes it of a key and its variables."""
+        drawn = {"rng": raw_key(jax.random.fold_in(jax.random.fold_in(key, k), 1))}
+        return StageState(params, {**extra, **(drawn if "rng" in self.takes[k - 1] else {})})
 
     def watch(self) -> UnfinishedOperations:
         self.unfinished = UnfinishedOperations()

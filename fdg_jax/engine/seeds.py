@@ -5,7 +5,8 @@ seed's own; everything else is the same. Each run keeps its `ScanEngine`, whose 
 losses, checkpoints and results are those of a run by itself, in the same layout, and each run can go on by itself.
 
 The runs enter their batches one after the other; the last one starts the program. A run by itself rounds otherwise:
-sums over a batch are taken in another order (batch norms), and on a GPU convolutions are packed (fdg_jax.layers.packed).
+sums over a batch are taken in another order (batch norms), and on a GPU convolutions are packed
+(fdg_jax.layers.packed).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,7 @@ class Seeds:
         self.resident: tuple[Any, Any, Tree] | None = None
         self.run = programs.jit(stacked)([engine.run for engine in engines])
         for engine in engines:
-            engine.seeds, engine._run = self, None
+            engine.seeds, engine._run, engine._drain = self, None, first._drain
 
         def one(run, seed, inputs, labels):
             return first.step(run, transforms(seed)(inputs, run.entered) if transforms else inputs, labels)
@@ -129,7 +130,8 @@ class Seeds:
         self, engine: ScanEngine, batches: Iterable, transform: Callable[[Tree], Tree] | None
     ) -> Evaluation:
         """Loss and error of a run. The first run that asks evaluates all of them, on its batches."""
-        if self.evaluations is None:
+        found = self.evaluations
+        if found is None:
             first = self.engines[0]
 
             def run(inputs: Tree, labels: Tree) -> Tally:
@@ -140,8 +142,8 @@ class Seeds:
                 return [averaged([slice_of(each, i) for each in tallies], n) for i in range(len(self.engines))]
 
             specs = first.problem.specs
-            self.evaluations = evaluate(run, batches, None, (specs[0].x, specs[-1].labels), of_each)
-        return self.evaluations[self.engines.index(engine)]
+            found = self.evaluations = evaluate(run, batches, None, (specs[0].x, specs[-1].labels), of_each)
+        return found[self.engines.index(engine)]
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:

@@ -88,6 +88,6 @@ def input_gradient(alone: Callable, x: jax.Array, dy: jax.Array, kernel: jax.Arr
 
 
 def weight_gradient(alone: Callable, x: jax.Array, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The gradient alone(x, dy, kernel) for the kernel, of seeds. The sums of different seeds' products are left out."""
+    """The gradient alone(x, dy, kernel) for the kernel, of seeds. Products of different seeds are left out."""
     n = side_by_side(len(x), *kernel.shape[3:])
     return diagonal_blocks(one_by_one(alone, join(x, n), join(dy, n), block_diagonal(kernel, n)), n)

@@ -45,9 +45,9 @@ class Common:
         "of a batch 2(K-k) ticks after its forward pass (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
         inside="[1, 10000]", use="1 (plain BP) to 10000: every stage needs a block of the model", group="method"
     )
-    engine: Literal["auto", "pipeline", "delay-line"] = option(
+    engine: Literal["auto", "pipeline", "delay-line", "scan"] = option(
         "auto", "pipeline: K stages work at the same time on K devices. delay-line: the same training on one device, "
-        "as BP with delayed gradients.", group="method",
+        "as BP with delayed gradients. scan: that as one program, also on a CPU, as --together has it.", group="method",
         shown="pipeline; delay-line if there are fewer accelerators than K, or K=1, and the method allows it"
     )
     replicas: int = option(
@@ -337,13 +337,17 @@ class Start:
         "stranger may have made them.", group="start"
     )
     seeds: str | None = option(
-        None, "One run for each of these seeds, e.g. 0,1,2: see --sweep.",
+        None, "One run for each of these seeds, e.g. 0,1,2 or 0-31: see --sweep.",
         metavar="0,1,2", group="start", shown="one run"
     )
     sweep: tuple = option(
         (), "One run for each value, e.g. beta=0.2,0.5,1, or for each combination where several are given "
         "(split=3,7;2,5: values that have commas), in <run-dir>/<name>. Stopped and given again, the command goes on. "
         "At its end compared.html compares the runs.", metavar="NAME=VALUES", group="start", shown="one run"
+    )
+    together: bool = option(
+        False, "With --seeds: all runs as one program on one device, so that a GPU is not idle. Each has its own run "
+        "directory and goes on alone (--resume) or together.", group="start"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: so many runs at the same time, each on a core of its own.",

@@ -8,10 +8,10 @@ The batches are a function of (seed, step) alone, so that a resumed run sees the
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -33,6 +33,9 @@ from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Run
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
+# Work that pauses (`yield`) where runs that train together wait for one another. A run by itself goes on at once.
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
 TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
 
 
@@ -79,7 +82,7 @@ class Loop:
         if self.job.peers.first:
             incidents.add(self.run.path, self.record.step, line.removeprefix("WARNING: "))
 
-    def train(self) -> None:
+    def train(self) -> Steps[None]:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""
         self.record.catch_up()
         while True:
@@ -92,7 +95,7 @@ class Loop:
                 break
             if self.evaluation_due():
                 self.evaluate()
-            self.dispatch()
+            yield from self.dispatch()
 
     def agree(self) -> None:
         """Acts on events in any process: a signal, or a checkpoint that could not be written.
@@ -105,7 +108,7 @@ class Loop:
         if "signal" in met:
             raise Stopped(met["signal"])
 
-    def dispatch(self) -> None:
+    def dispatch(self) -> Steps[None]:
         """Enters the next batches into the pipeline: as many as one dispatch takes."""
         with waiting(self.in_flight, "L", self.record.step + 1):
             work = self.feed.next(self.record.step)
@@ -115,6 +118,7 @@ class Loop:
             self.watchdog.may_compile = may_compile
         self.in_dispatch = True
         work.enter(self.pipeline)
+        yield
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         self.in_dispatch = False
         if may_compile:
@@ -165,7 +169,7 @@ class Loop:
             self.agree()
             yield batch
 
-    def finish(self) -> tuple[str, str]:
+    def finish(self) -> Steps[tuple[str, str]]:
         """After the last batch: writes a checkpoint, uses up the batches in flight, and evaluates.
 
         Returns:
@@ -185,6 +189,7 @@ class Loop:
             if self.options.drain:
                 self.saving.drained = True
                 self.pipeline.drain()
+        yield
         self.read_losses(wait=True)
         self.record.late_refusals(self.pipeline.refused())
         self.record.last_line()
@@ -195,6 +200,15 @@ class Loop:
         return self.pipeline.parameters_sha256(), state_sha256
 
 
+def to_end(work: Steps[Result]) -> Result:
+    """Does work without pauses. Returns its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
 class FirstDispatches:
     """Tells which dispatches may compile, so that their time is not taken for that of training.
 
@@ -203,7 +217,7 @@ class FirstDispatches:
     """
 
     def __init__(self, options: Config):
-        one_program = (options.window or 1) > 1 and options.engine == "delay-line"
+        one_program = options.engine == "scan" or ((options.window or 1) > 1 and options.engine == "delay-line")
         self.each = 1 if one_program else 2 * options.K + options.accumulate - 1
         self.shapes: set[tuple[int, ...]] = set()  # of the dispatches so far
         self.left = 0  # how many of the next dispatches may still compile

@@ -80,7 +80,7 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     if o.optimizer != "sgd" or o.clip_norm:
         found.append(f"optimizer  {optimizer_sentence(o)}")
     found.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}{stop_clause(job)}")
-    about = "engine" if o.engine == "delay-line" else "devices"
+    about = "devices" if o.engine == "pipeline" else "engine"
     return [*found, f"{about:<10} {job.remark}"] if job.remark else found
 
 
