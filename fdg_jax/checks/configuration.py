@@ -72,7 +72,7 @@ class Configuration:
             raise BadInput(f"{fact}. Leave K out, or add split='balanced' if these are blocks of a network to be cut.")
         self.K = K = len(self.stages)
         if engine not in engines:
-            raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices), delay-line or scan (one device).")
+            raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices), or delay-line or scan (one).")
         self.beta = beta = checked(FIELDS["beta"], beta)
         asked = {name: value for name, value in {"weights": weights, **options}.items() if value is not None}
         self.plan = made = plan(

@@ -33,7 +33,8 @@ from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Run
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
-# Work that pauses (`yield`) where runs that train together wait for one another. A run by itself goes on at once.
+# Work that pauses (`yield`) where runs that train together wait for one another: where each has entered its batches,
+# and around work whose time does not count. A run by itself goes on at once.
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
@@ -89,12 +90,14 @@ class Loop:
             self.read_losses()
             if self.saving.due():
                 with self.record.speed.pause():  # the first one compiles
+                    yield
                     self.saving.save()
+                    yield
             self.agree()
             if self.record.step >= self.job.steps:
                 break
             if self.evaluation_due():
-                self.evaluate()
+                yield from self.evaluate()
             yield from self.dispatch()
 
     def agree(self) -> None:
@@ -144,15 +147,17 @@ class Loop:
         every, step = self.job.evaluated_every, self.record.step
         return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
 
-    def evaluate(self) -> None:
+    def evaluate(self) -> Steps[None]:
         """Evaluates. With --keep-best, saves a checkpoint if this evaluation is the best. Raises Stopped after a
         signal."""
         record = self.record
         with self.paused():  # with the newest weights, whether or not batches are in flight
+            yield
             found = self.pipeline.evaluate(self.test_batches(), self.transform)
             self.read_losses(wait=True)  # so that their lines come before the evaluation's
             if record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
                 self.saving.save(best=True)
+            yield
         self.progress.error = f"test error {record.error:.2f}%"
         measures = record.measures(record.test_loss).items()  # of text: bits per byte
         more = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
@@ -193,7 +198,7 @@ class Loop:
         self.read_losses(wait=True)
         self.record.late_refusals(self.pipeline.refused())
         self.record.last_line()
-        self.evaluate()
+        yield from self.evaluate()
         if failed:
             raise failed
         self.record.flush()  # summary.json, written next, marks the run as finished: no line may be lost then

@@ -60,7 +60,8 @@ def run(found: Sequence[Combination], folder: Path, program: Program, signals: S
         asked.sort(key=lambda each: each.before is not None)  # only a new run reads --init-from
         before = next((each.before for each in asked if each.before), None)
         gpu_flags.prepare(folder, before)
-        first, weights = lifecycle.prepare(asked[0].options, asked[0].before, program, signals, Peers())
+        options = dataclasses.replace(asked[0].options, engine="scan")
+        first, weights = lifecycle.prepare(options, asked[0].before, program, signals, Peers())
         check(first)
         initial = weights.read if weights else None
         made = [first, *(jobs.of_seed(first, each.options.seed, initial) for each in asked[1:])]
@@ -84,7 +85,7 @@ def run(found: Sequence[Combination], folder: Path, program: Program, signals: S
 def to_make(one: Combination, folder: Path, held: contextlib.ExitStack) -> Asked | None:
     """Claims the directory of a run; None if the run is finished. Raises BadInput."""
     path, resumes = held.enter_context(locking.claim(folder / one.name, "auto"))
-    options = dataclasses.replace(one.options, engine="scan", resume=resumes)
+    options = dataclasses.replace(one.options, resume=resumes)
     if not resumes:
         return Asked(path, options, None)
     options, before = command.resumed(path, options, one.given)
