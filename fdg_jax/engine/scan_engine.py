@@ -27,7 +27,7 @@ from fdg_jax.stages.functions import (
     split_variables,
 )
 from fdg_jax.stages.nonfinite import guard_statistics
-from fdg_jax.stages.packing import shapes_of
+from fdg_jax.stages.packing import Packing, shapes_of
 from fdg_jax.stages.preprocessing import Preprocess
 from fdg_jax.stages.update import UpdateRule, average, evaluated, first_refused, newest_norm
 
@@ -58,8 +58,14 @@ class ScanEngine(Engine):
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
         self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
-        run = self.place.put_weights(delay_line.start(states, lines))
+        if type(self.place) is Place:  # parts of an array on several devices are not joined
+            rings = delay_line.start(states, lines).lines
+            kept = [jax.eval_shape(lambda ring: jax.tree.map(lambda leaf: leaf[0], ring), ring) if D else None
+                    for D, ring in zip(schedule.delays, rings, strict=True)]  # fmt: skip
+            self.lines = lines = lines._replace(packings=[Packing(gradient) for gradient in kept])
+        run = self.place.put_weights(lines.rings(lines.pack, delay_line.start(states, lines)))
         self.run = jax.tree.map(jnp.copy, run)  # the arrays are donated, so they must not be the caller's
+        self._rings = [programs.jit(partial(lines.rings, change)) for change in (lines.unpack, lines.pack)]
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
         self._outputs = programs.jit(self.whole)
@@ -108,7 +114,8 @@ class ScanEngine(Engine):
         first = [self.first_state(k, key, *split_variables(each)) for k, each in enumerate(variables, 1)]
         other.losses, other.entered, other.unfinished = self.no_losses(), 0, None
         other._make_inputs = programs.jit(preprocess.inputs)
-        other.run = jax.tree.map(jnp.copy, self.place.put_weights(delay_line.start(first, self.lines)))
+        run = self.lines.rings(self.lines.pack, delay_line.start(first, self.lines))
+        other.run = jax.tree.map(jnp.copy, self.place.put_weights(run))
         return other
 
     def first_state(self, k: int, key: jax.Array, params: Tree, extra: dict[str, Tree]) -> StageState:
@@ -243,14 +250,15 @@ class ScanEngine(Engine):
         return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.run, "run/"))
+        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self._rings[0](self.run), "run/"))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
-        run, entered = states.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
+        unpack, pack = self._rings
+        run, entered = states.unflatten(like := unpack(self.run), flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
-        run = self.place.put_weights(run, self.run)
+        run = pack(self.place.put_weights(run, like))
         self.within_tick = True
         self.run, self.entered, self.losses = run, entered, self.no_losses()
         self.within_tick = False
