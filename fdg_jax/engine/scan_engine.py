@@ -30,6 +30,7 @@ from fdg_jax.stages.nonfinite import guard_statistics
 from fdg_jax.stages.packing import Packing, shapes_of
 from fdg_jax.stages.preprocessing import Preprocess
 from fdg_jax.stages.update import UpdateRule, average, evaluated, first_refused, newest_norm
+from fdg_jax.transport.devices import Place
 
 Tree = Any
 
@@ -40,6 +41,7 @@ class ScanEngine(Engine):
     run: the state of the run.
     step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first refused updates or None, norms
         of gradients)).
+    unpacked, packed: a state with the gradients in its rings as trees, as checkpoints have them, and with packed ones.
     seeds: the program that trains this run together with others (fdg_jax.engine.seeds), and has its state then; None
         for a run by itself.
     """
@@ -65,7 +67,7 @@ class ScanEngine(Engine):
             self.lines = lines = lines._replace(packings=[Packing(gradient) for gradient in kept])
         run = self.place.put_weights(lines.rings(lines.pack, delay_line.start(states, lines)))
         self.run = jax.tree.map(jnp.copy, run)  # the arrays are donated, so they must not be the caller's
-        self._rings = [programs.jit(partial(lines.rings, change)) for change in (lines.unpack, lines.pack)]
+        self.unpacked, self.packed = (programs.jit(partial(lines.rings, way)) for way in (lines.unpack, lines.pack))
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
         self._outputs = programs.jit(self.whole)
@@ -250,15 +252,15 @@ class ScanEngine(Engine):
         return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self._rings[0](self.run), "run/"))
+        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.unpacked(self.run), "run/"))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
-        unpack, pack = self._rings
-        run, entered = states.unflatten(like := unpack(self.run), flat, "run/"), number(flat, "run/.entered")
+        like = self.unpacked(self.run)
+        run, entered = states.unflatten(like, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
-        run = pack(self.place.put_weights(run, like))
+        run = self.packed(self.place.put_weights(run, like))
         self.within_tick = True
         self.run, self.entered, self.losses = run, entered, self.no_losses()
         self.within_tick = False
