@@ -26,17 +26,20 @@ from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
 from fdg_jax.engine.interface import Engine, Nonfinite, Problem
 from fdg_jax.engine.losses import Metrics
+from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
 from fdg_jax.stages.around import name_of
+from fdg_jax.stages.preprocessing import Preprocess
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
 ENGINES: dict[str, Callable[[Problem], Engine]] = {
     "pipeline": HostEngine,
     "delay-line": delay_line_engine,
+    "scan": ScanEngine,
 }
 
 
@@ -69,7 +72,8 @@ class Pipeline:
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
     devices: one per stage, a list or a mesh of several for each, or one for the delay line; by default accelerators,
         else emulated CPU devices.
-    engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
+    engine: "pipeline" (K devices), "delay-line" (the same training on one device, stashed weights only), or "scan"
+        (that as one program a batch or window, as the delay line is on an accelerator, also on a CPU).
     dtype: "float32" (arrays are left as they are) or "bfloat16": modules compute with kernels and activations in
         bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stages.precision). Flax
         layers need `dtype` too.
@@ -164,6 +168,19 @@ class Pipeline:
         self._engine, self._example = ENGINES[self.engine_name](problem), example
         self._guard, self._checked_kinds = CallGuard(self._engine), set[Any]()
         return self
+
+    def again(self, key: jax.Array, variables: Sequence[Mapping[str, Tree]], preprocess: Preprocess) -> "Pipeline":
+        """A pipeline of engine "scan" with other first variables, which shares this one's checks and programs. It is
+        to be trained together with this one (fdg_jax.engine.seeds).
+
+        key, variables: as for `init`, one dictionary per stage, checked. preprocess: made by `preprocess_of`.
+        """
+        engine, other = self.engine, object.__new__(type(self))
+        assert isinstance(engine, ScanEngine)
+        vars(other).update(vars(self))
+        other._engine = engine.again(key, variables, preprocess)
+        other._guard, other._checked_kinds = CallGuard(other._engine), set[Any]()
+        return other
 
     def __repr__(self) -> str:
         stages = ", ".join(name_of(stage) for stage in self._configuration.stages)

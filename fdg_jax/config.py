@@ -31,7 +31,7 @@ IN_SUMMARY = (
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
     *("hold_out", "init_from", "replicas", "tensor", "fsdp", "tokens", "validation", "vocabulary", "token_dtype"),
-    *("blocks", "final_rate", "sample", "temperature", "top_k"),
+    *("blocks", "final_rate", "sample", "temperature", "top_k", "precision"),
 )
 
 
@@ -90,7 +90,7 @@ OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METH
 OF_DATA = {
     "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
     "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
-    **dict.fromkeys(("blocks", "sample", "temperature", "top_k"), ("text", "tokens")),
+    **dict.fromkeys(("blocks", "sample", "temperature", "top_k"), ("text", "tokens")), "precision": ("images",),
 }  # fmt: skip
 # The error in a method's, correction's or model's file. A command reports it and ends; in Python the others still work.
 UNREADABLE = wrong_method or wrong_correction or wrong_model

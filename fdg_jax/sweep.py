@@ -53,8 +53,15 @@ class Combination(NamedTuple):
     given: frozenset[str]
 
 
-def run(asked: CommandLine, program: Program, signals: Signals) -> int:
-    """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one."""
+# Trains runs in this process, in their directories below a folder, and returns the exit code.
+Together = Callable[[Sequence["Combination"], Path], int]
+
+
+def run(asked: CommandLine, program: Program, signals: Signals, together: Together) -> int:
+    """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one.
+
+    together: makes the runs of --together.
+    """
     folder, found = Path(asked.options.run_dir or ""), list(combinations(asked, program))
     cores_for(asked.start.jobs)
     locking.check_place(folder)
@@ -80,7 +87,10 @@ def run(asked: CommandLine, program: Program, signals: Signals) -> int:
     except OSError as error:
         raise BadInput(f"--run-dir {folder} cannot be made: {reason(error)}. Choose another one.") from None
     try:
-        code = make_all([planned(one, folder, program, asked.start) for one in found], asked.start.jobs, signals)
+        if asked.start.together:
+            code = together(found, folder)
+        else:
+            code = make_all([planned(one, folder, program, asked.start) for one in found], asked.start.jobs, signals)
         tell(found, folder)
         return code
     except OSError as error:
@@ -92,7 +102,8 @@ def combinations(asked: CommandLine, program: Program) -> Iterator[Combination]:
     """The runs, seeds changing fastest. Raises BadInput for what cannot be swept."""
     swept: dict[str, list[Any]] = {}
     texts = [(f"--sweep {text}", text) for text in asked.start.sweep]
-    texts += [] if asked.start.seeds is None else [(f"--seeds {asked.start.seeds}", f"{SEED}={asked.start.seeds}")]
+    if (seeds := asked.start.seeds) is not None:
+        texts.append((f"--seeds {seeds}", f"{SEED}={','.join(map(ranged, seeds.split(',')))}"))
     for said, text in texts:
         name, several = parsed(said, text)
         if name in swept:
@@ -133,6 +144,16 @@ def parsed(said: str, text: str) -> tuple[str, list[Any]]:
     if len(set(several)) < len(several):
         raise BadInput(f"{said}: a value is there twice. Leave one of them out.")
     return name, several
+
+
+def ranged(word: str) -> str:
+    """3-5 as 3,4,5; any other word as it is. Raises BadInput for more than `MOST` numbers."""
+    if not (found := re.fullmatch(r"\s*(\d+)-(\d+)\s*", word)):
+        return word
+    first, last = map(int, found.groups())
+    if not 0 <= last - first < MOST:
+        raise BadInput(f"--seeds {word}: these are not 1 to {MOST:,} numbers. Write the smaller one first.")
+    return ",".join(map(str, range(first, last + 1)))
 
 
 def plain(value: Any) -> str:

@@ -12,11 +12,8 @@ import pytest
 
 import fdg_jax
 from fdg_jax import layers
-from fdg_jax.api import ENGINES
-from fdg_jax.engine.scan_engine import ScanEngine
 
 CLASSES = 5
-ENGINES["scan"] = ScanEngine  # what delay-line is on an accelerator; it runs on a CPU too, only slowly
 
 
 # For programs that are a test's own and no part of what is tested: compiling them is most of the time that they take.

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fdg_jax.config import FIELDS, Config
 from fdg_jax.data import stream
 from fdg_jax.data.streams import imagenet as imagenet_stream
 from fdg_jax.experiments import cifar, imagenet, tiny_imagenet
+from fdg_jax.machine import jax_settings
 from tests.image_files import imagenet as write_imagenet
 
 RECIPE = {"batch_size": 128, "learning_rate": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "K": 2}
@@ -42,6 +44,21 @@ def test_the_commands_differ_in_their_defaults_and_in_nothing_else():
         assert set(module.PROGRAM.datasets) <= {*data.names(), *data.stream_names()}
 
 
+@pytest.mark.slow
+def test_precision_is_kept_by_a_run_and_decides_how_products_are_computed(tmp_path):
+    with mock.patch.object(jax_settings, "PRODUCTS", {"float32": "highest", "tf32": None}):  # None: back at the end
+        for name, setting in (("float32", "highest"), ("bfloat16", "highest"), ("tf32", None)):
+            words = f"{DIGITS} --precision {name} --steps 1 --run-dir {tmp_path / name}"
+            assert cifar.main(words.split()) == 0
+            config = json.loads((tmp_path / name / "config.json").read_text())
+            assert (config["precision"], config["matmul_precision"]) == (name, setting)
+            assert config["dtype"] == ("bfloat16" if name == "bfloat16" else "float32")
+        assert cifar.main(["--resume", "--steps", "2", "--run-dir", str(tmp_path / "float32")]) == 0
+        assert jax_settings.current()["jax_default_matmul_precision"] == "highest"
+        assert cifar.main(f"{DIGITS} --precision tf32 --steps 1 --run-dir {tmp_path / 'last'}".split()) == 0
+
+
+DIGITS = "--dataset digits --model resnet8 --train-size 32 --batch-size 16 --epochs 1 --no-tensorboard"
 COMMON = "--model resnet8 --K 2 --beta 0.5 --batch-size 5 --epochs 2 --learning-rate 0.01 --checkpoint-every 0"
 
 

@@ -32,7 +32,7 @@ class Peer(NamedTuple):
 LAYOUT = {"layout": "channels-last"}
 PEERS = {
     "torch": Peer("PyTorch, one process (graph: on a GPU, a step as one CUDA graph)", "torch_bp", "torch", False,
-                  {"threads": 1, **LAYOUT, "graph": False}, gpu=True),
+                  {"threads": 1, **LAYOUT, "graph": False, "precision": ""}, gpu=True),
     "torch-ddp": Peer("DistributedDataParallel, K processes, gloo", "torch_ddp", "torch", True, LAYOUT),
     "torch-pipeline": Peer("torch.distributed.pipelining, K processes, gloo", "torch_pipeline", "torch", True,
                            {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT}),
@@ -40,7 +40,7 @@ PEERS = {
                           {"layers": "cured"}),
 }  # fmt: skip
 CHOICES = {"layers": ("cured", "plain"), "layout": ("channels-last", "contiguous"), "schedule": ("gpipe", "1f1b")}
-REQUIREMENTS = "requirements-peers.txt"
+WAY_OUT = "Install requirements-peers.txt into an environment and name its interpreter with --python."
 
 
 def help() -> str:
@@ -74,6 +74,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> side_specs
         side_specs.Side(
             name=text, method=name, K=K, cores=options.get("threads", K), engine=peer.module, device=device,
             split=cut if cut is None else cut or split, xla=xla if peer.needs == "jax" else "", options=options,
+            precision=options.pop("precision", "") or common.pop("precision", "default"),
             worker=f"benchmarks.peers.{'ranks.Ranks' if peer.processes else f'{peer.module}.Trainer'}", **common,
         )
     )  # fmt: skip
@@ -84,7 +85,8 @@ def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
     if key not in peer.options or not equals:
         known = ", ".join(peer.options) or "no options"
         raise BadInput(f"side {side}: {word!r} is no option of this peer. It has {known}, as NAME:option=value.")
-    return key, side_specs.typed(side, key, value, peer.options[key], CHOICES.get(key, ()), least=1)
+    choices = CHOICES.get(key, side_specs.OPTIONS.get(key, ((),))[0])
+    return key, side_specs.typed(side, key, value, peer.options[key], choices, least=1)
 
 
 def check(side: side_specs.Side) -> side_specs.Side:
@@ -106,12 +108,11 @@ def check(side: side_specs.Side) -> side_specs.Side:
 
 def network(model: str) -> tuple[str, int, int]:
     """(family, n, k) of a network in torch_net: ("resnet", 3, 1) for resnet20, ("wrn", 2, 4) for wrn16_4."""
+    depth, k, family, rest = 0, 0, "", 0
     if match := re.fullmatch(r"resnet(\d{1,4})", model):
         depth, k, family, rest = int(match[1]), 1, "resnet", 2
     elif match := re.fullmatch(r"wrn(\d{1,4})_(\d{1,2})", model):
         depth, k, family, rest = int(match[1]), int(match[2]), "wrn", 4
-    else:
-        depth, k, family, rest = 0, 0, "", 0
     if not k or depth <= rest or (depth - rest) % 6 or model == "resnet18":  # resnet18 is of another family
         raise BadInput(f"model {model}: the peers in PyTorch have resnet<6n+2> and wrn<6n+4>_<k> only.")
     return family, (depth - rest) // 6, k
@@ -134,8 +135,7 @@ def available(sides: Sequence[side_specs.Side], python: str) -> tuple[list[side_
         if not torch or has(python or sys.executable, "torch"):
             kept.append(replace(side, interpreter=python if torch else ""))
             continue
-        way_out = f"Install {REQUIREMENTS} into an environment and name its interpreter with --python."
-        missing.append(f"Side {side.name} is skipped: {python or 'this interpreter'} has no PyTorch. {way_out}")
+        missing.append(f"Side {side.name} is skipped: {python or 'this interpreter'} has no PyTorch. {WAY_OUT}")
         if side is sides[0]:
             raise BadInput(f"{missing[0]} It is the first side, with which the others are compared.")
     return kept, missing

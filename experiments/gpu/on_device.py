@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,15 +22,17 @@ from benchmarks.harness.live_bytes import Watch
 from benchmarks.harness.side_specs import Side
 from benchmarks.memory import programs
 from fdg_jax import models, split
-from fdg_jax.api import ENGINES
+from fdg_jax.config import Config
 from fdg_jax.data.sets import synthetic
 from fdg_jax.engine import memory as counted
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.engine.scan_engine import ScanEngine
+from fdg_jax.engine.seeds import Seeds
 from fdg_jax.machine import compile_cache, facts
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.recipe import paper_sgd
 from fdg_jax.runs.run_files import version
+from fdg_jax.training import job as jobs
 from fdg_jax.training.job import cross_entropy
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
@@ -75,7 +78,6 @@ def engines(model: str, K: int, steps: int, batch_size: int) -> dict[str, Any]:
     batches = [(images[row], labels[row]) for row in indices]
     whole = split.init_whole(blocks, jax.random.key(0), jax.ShapeDtypeStruct(batches[0][0].shape, np.float32))
     start = jax.device_get(split.split_variables(whole, cuts))
-    ENGINES["scan"] = ScanEngine  # the delay line's engine on a GPU
     found: dict[str, Tree] = {}
     losses: dict[str, list[float]] = {}
     for name in ["pipeline", "scan", *(["delay-line"] if device.platform == "cpu" else [])]:
@@ -200,6 +202,40 @@ def memory(model: str, K: int, batch_size: int) -> dict[str, Any]:
     }
 
 
+def seeds(model: str, batch_size: int, numbers: Sequence[int], windows: int, seconds: float) -> dict[int, list[float]]:
+    """Images/s in sum of so many seeds in one program, of several windows of at least so many seconds, in turns."""
+    data, sides = synthetic.load(), dict[int, Any]()
+    options = Config(
+        dataset="synthetic", model=model, K=2, beta=0.2, engine="scan", epochs=1, batch_size=batch_size,
+        learning_rate=LEARNING_RATE,
+    )  # fmt: skip
+    jobs.prepare_cpu()
+    for n in numbers:
+        first = jobs.built(options, data, jobs.ALONE)
+        made = [first, *(jobs.of_seed(first, seed) for seed in range(1, n))]
+        engines = [each for job in made if isinstance(each := job.pipeline.engine, ScanEngine)]
+        together = Seeds(engines, range(n), data.train_transform)
+        size = n, first.options.window or 1, batch_size
+        rows = np.random.default_rng(0).integers(0, len(data.train_images), size, dtype=np.int32)
+
+        def train(made=made, together=together, rows=rows) -> None:
+            for job, own in zip(made, rows, strict=True):
+                job.pipeline.train(data.train_images, data.train_labels, own)
+            jax.block_until_ready(together.run)
+
+        train()  # compiles
+        sides[n] = train, rows.size
+    speeds: dict[int, list[float]] = {n: [] for n in numbers}
+    for _ in range(windows):
+        for n, (train, images) in sides.items():
+            begun, trained = time.monotonic(), 0
+            while time.monotonic() - begun < seconds:
+                train()
+                trained += images
+            speeds[n].append(trained / (time.monotonic() - begun))
+    return speeds
+
+
 if __name__ == "__main__":
-    answer = {"devices": devices, "engines": engines, "memory": memory}[sys.argv[1]]
+    answer = {"devices": devices, "engines": engines, "memory": memory, "seeds": seeds}[sys.argv[1]]
     print(json.dumps(answer(**json.loads(sys.argv[2]))))

@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 from experiments.gpu.loop import Folder, Line, lines_of, write_lines
+from experiments.gpu.settings import FULL
 from experiments.harness import markdown
 from fdg_jax import durable
 from fdg_jax.errors import BadInput
@@ -16,12 +17,18 @@ HEAD = (
     "--minutes M` has finished. [One command for a GPU](../gpu/README.md) says what each part is.",
 )
 WORDS = (
-    "**The sides of a speed** are those of `python -m benchmarks.images_per_second`, all on one GPU: `delay-line` is "
-    "FDG, K = 2, many batches a dispatch (`lax.scan`), and `bp:engine=delay-line` BP in the same way; `bp` and `fdg` "
-    "are dispatched batch by batch, FDG's stages sharing the GPU; `torch` is BP in PyTorch, and `torch:graph=on` the "
-    "same as one CUDA graph. Each side is a process; they take turns, and the middle of n windows is shown. "
-    "Ours have XLA's deterministic kernels, PyTorch the ones that it chooses."
+    "**The sides of a speed** are those of `python -m benchmarks.images_per_second`, all on one GPU, in turns, each a "
+    "process; the middle of n windows is shown. `delay-line`, and every side above but PyTorch's, is FDG, K = 2, "
+    "many batches a dispatch (`lax.scan`). `bp:engine=delay-line` is BP in the same way; `bp` and `fdg` are "
+    "dispatched batch by batch, FDG's stages sharing the GPU; `torch` is BP in PyTorch, and `torch:graph=on`, PyTorch "
+    "above, the same as one CUDA graph. Untuned: with --xla_gpu_deterministic_ops, as all sides of `speed-` parts. "
+    "Seeds together are one program of one process, and their speed is the sum."
 )
+
+
+def seeds_side(n: int) -> str:
+    """What a number of seeds that train together is called."""
+    return f"{n} seed{'s' * (n > 1)} together"
 
 
 def collect(folder: Folder, results: Path) -> list[Path]:
@@ -48,7 +55,12 @@ def collect(folder: Folder, results: Path) -> list[Path]:
 
 def page(lines: Sequence[Line]) -> str:
     """Markdown: a table for every device, with the versions and commits of its lines."""
-    parts = list(HEAD)
+    sides = [*FULL.sides, *map(seeds_side, FULL.seeds)]
+    found = [line for line in lines if line["part"] in ("flags", "seeds") and "images_per_second" in line]
+    speeds = {line["side"]: line for line in found}
+    table = [(side, f"{speeds[side]['images_per_second']:,.0f}" if side in speeds else "not measured",
+              speeds[side]["device"] if side in speeds else "") for side in sides]  # fmt: skip
+    parts = [*HEAD, f"## {FULL.model}, batch {FULL.batch_size}", markdown.table(("side", "images/s", "device"), table)]
     for device in dict.fromkeys(line["device"] for line in lines):
         of_it = [line for line in lines if line["device"] == device]
         rows = [(line["part"], line["says"], line["time"][:10]) for line in of_it]

@@ -5,49 +5,41 @@ from typing import NamedTuple
 
 from experiments import table3
 from experiments.harness.run_table import Run, Table
+from fdg_jax.machine.gpu_flags import REPEATABLE, UNTUNED
 
 METHODS = ("bp", "fdg")  # the columns of Table 3 that these runs fill
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-LOOPS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
+# So that a window of batches is one launch: XLA captures a loop only if it captures all of its body.
+CAPTURE = "--xla_gpu_enable_command_buffer=+CONVOLUTION,+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
+PRECISIONS = {"float32": ":precision=highest", "TF32": "", "bfloat16": ":dtype=bfloat16"}  # -> options of a side
 
-# XLA flags that may speed up many small programs. True: the flag only changes how kernels are launched, so training
-# must end in the same bits. The last two may change fusion or the choice of kernels.
-GPU_FLAGS: Mapping[str, tuple[str, bool]] = {
-    "no command buffers": ("--xla_gpu_enable_command_buffer=", True),
-    "command buffers from one command on": ("--xla_gpu_graph_min_graph_size=1", True),
-    "command buffers with loops": (LOOPS, True),
-    "exclusive lock": ("--xla_gpu_require_exclusive_lock=true", True),
-    "loop unrolled twice": ("--xla_gpu_enable_while_loop_unrolling=WHILE_LOOP_UNROLLING_DOUBLE_BUFFER", False),
-    "not deterministic": ("--xla_gpu_deterministic_ops=false", False),
-}
+
+def matrix(name: str) -> dict[str, str]:
+    """The sides of the flag matrix in a precision: name -> side."""
+    own = f"delay-line{PRECISIONS[name]}:xla={REPEATABLE}"
+    return {f"tuned, {name}": own, f"tuned, captured, {name}": f"{own} {CAPTURE}"}
 
 
 class Settings(NamedTuple):
     """The settings that differ between a GPU and the small version.
 
-    device: as in a benchmark's side. models: the networks whose speed is measured, the first one also with XLA flags
-        and several processes. sides: the sides to compare, the baseline first. flags: as GPU_FLAGS. together: the
-        numbers of processes to try at a time. check_model, check_words: the training that must repeat its bits;
-        check_steps: its batches. compile_anew: whether these runs compile without the cache. table: the table whose
-        rows are filled. every: epochs between its runs' evaluations, and batches between their checkpoints.
+    device: as in a benchmark's side. model: the network whose speed is measured. sides: of the flag matrix, the
+        baseline first. seeds: the numbers of seeds that are trained together, to find their speed. check_model,
+        check_words: the training that must repeat its bits; check_steps: its batches. table: the table whose rows are
+        filled. every: epochs between its runs' evaluations, and batches between their checkpoints.
     guesses: seconds of a step, before anything is known.
     """
 
     name: str
     device: str
-    models: tuple[str, ...]
-    precisions: tuple[str, ...]
+    model: str
     batch_size: int
     windows: int
     seconds: float
-    sides: tuple[str, ...]
-    flags: Mapping[str, tuple[str, bool]]
-    together: tuple[int, ...]
+    sides: Mapping[str, str]
+    seeds: tuple[int, ...]
     check_model: str
     check_words: str
     check_steps: int
-    compile_anew: bool
-    host_ticks: int
     table: Table
     dataset: str
     every: tuple[int, int]
@@ -55,14 +47,16 @@ class Settings(NamedTuple):
 
 
 FULL = Settings(
-    name="full", device="gpu", models=("resnet20", "wrn28_10"), precisions=("float32", "tf32", "bfloat16"),
-    batch_size=128, windows=5, seconds=3.0, flags=GPU_FLAGS, together=(1, 2, 4),
-    sides=("bp:engine=delay-line", "delay-line", "bp", "fdg", "torch", "torch:graph=on"),
+    name="full", device="gpu", model="resnet20", batch_size=128, windows=5, seconds=2.0, seeds=(1, 8, 32),
+    sides={
+        "untuned, float32": f"delay-line:precision=highest:xla={UNTUNED}",
+        **matrix("float32"), **matrix("TF32"), **matrix("bfloat16"),
+        "PyTorch, float32": "torch:graph=on:precision=highest", "PyTorch, TF32": "torch:graph=on",
+    },
     check_model="resnet20", check_words="--dataset synthetic --batch-size 128 --epochs 4", check_steps=160,
-    compile_anew=True, host_ticks=100, table=table3.TABLE, dataset="cifar10", every=(5, 3910),
+    table=table3.TABLE, dataset="cifar10", every=(5, 3910),
     guesses={
-        "devices": 15, "determinism": 100, "engines": 90, "resume": 120, "memory": 60, "speed-resnet20": 130,
-        "speed-wrn28_10": 240, "flags": 200, "row-flags": 70, "together": 100, "host": 60,
+        "devices": 15, "flags": 240, "seeds": 150, "determinism": 100, "engines": 90, "resume": 120, "memory": 60,
     },
 )  # fmt: skip
 
@@ -75,17 +69,17 @@ def small_run(method: str, K: int, beta: float | None) -> Run:
 
 
 SMALL = Settings(
-    name="small", device="cpu", models=("resnet8",), precisions=("float32",), batch_size=16, windows=2, seconds=0.3,
-    sides=("bp", "fdg"), flags={"exclusive lock": GPU_FLAGS["exclusive lock"]}, together=(1, 2), check_model="resnet8",
-    check_words="--dataset digits --train-size 256 --batch-size 16 --epochs 1", check_steps=8, compile_anew=False,
-    host_ticks=4, dataset="digits", every=(1, 5),
+    name="small", device="cpu", model="resnet8", batch_size=16, windows=2, seconds=0.3, seeds=(1, 2),
+    sides={"untuned, float32": f"delay-line:xla={UNTUNED}", "tuned, float32": f"delay-line:xla={REPEATABLE}"},
+    check_model="resnet8", check_words="--dataset digits --train-size 256 --batch-size 16 --epochs 1", check_steps=8,
+    dataset="digits", every=(1, 5),
     table=Table(
         "gpu_small", (small_run("bp", 1, None), small_run("fdg", 2, 1.0), small_run("fdg", 2, 0.2)), lambda lines: {}
     ),
     guesses={
-        "devices": 3, "determinism": 9, "resume": 15, "engines": 10, "memory": 5, "speed-resnet8": 6, "flags": 12,
-        "row-flags": 5, "together": 11, "host": 5, "rows-resnet8": 34,
-    },  # measured on two cores of an AMD EPYC; row-flags takes no time, or as long as determinism
+        "devices": 3, "flags": 12, "seeds": 20, "determinism": 9, "resume": 15, "engines": 10, "memory": 5,
+        "rows-resnet8": 60,
+    },  # measured on two cores of an AMD EPYC
 )  # fmt: skip
 
 

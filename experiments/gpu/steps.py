@@ -4,23 +4,22 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import children, report
 from benchmarks.harness.children import Child, ChildFailed
-from benchmarks.peers import sides as peers
 from experiments.gpu.loop import CHECK, ROWS, SPEED, Choices, Line, Step, Workplace, lines_of
-from experiments.gpu.settings import DETERMINISTIC, Settings, rows
+from experiments.gpu.pages import seeds_side
+from experiments.gpu.settings import CAPTURE, Settings, rows
 from experiments.harness import estimate, result_files
 from experiments.harness.run_table import DONE, RUNNING, Run, command, state
 from fdg_jax.data import cifar
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.gpu_flags import FILE, REPEATABLE
 from fdg_jax.runs.run_files import CHECKPOINTS, SUMMARY, read_json
 from fdg_jax.sweep import last_line
 
@@ -28,36 +27,21 @@ from fdg_jax.sweep import last_line
 # device do not all reach that at once, so a smaller value is right. A device rounds every array up, so its count is
 # larger.
 LEAST, MOST = 0.8, {"arrays": 1.05, "the device's own count": 1.3}
-NOT_DETERMINISTIC, UNTUNED = "--xla_gpu_deterministic_ops=false", "--xla_gpu_autotune_level=0"
 WORDS = "--K 2 --method fdg --beta 0.5 --seed 0 --evaluate-every 0 --checkpoint-every 0 --keep 1 --no-tensorboard"
 FASTER = 1.05  # the smallest speed-up that counts; smaller ones are within the spread
-ROW_SIDE = "delay-line"  # the engine for the rows, where stages share a device
 IMAGES = {"digits": 1438, **estimate.IMAGES}
 LOCKED_SECONDS = 60.0  # for the last checkpoint of a run whose call was killed
 TELL_SECONDS = 30.0
 
 
 def steps(settings: Settings, choices: Choices) -> list[Step]:
-    """All steps in their order: checks, speeds, rows; rows of the cheapest network first. Raises BadInput."""
-    checks = [
-        Step("devices", CHECK, "devices, memory, versions", devices),
-        Step("determinism", CHECK, "the same training twice ends in the same bits", determinism, ("devices",)),
-        Step("resume", CHECK, "a run that was stopped and resumed ends in the same bits", resume, ("determinism",)),
-        Step("engines", CHECK, "the engines against each other and against plain JAX", engines, ("devices",)),
-        Step("memory", CHECK, "memory predicted against memory taken", memory, ("devices",)),
-    ]
-    checked, (first, *others) = tuple(step.name for step in checks), settings.models
-
-    def speed(model: str, precision: str) -> Step:
-        run = partial(speeds, model=model, precision=precision)
-        return Step(f"speed-{model}@{precision}", SPEED, f"images/s of {model} in {precision}", run, checked)
+    """All steps in their order: what decides most comes first, rows of the cheapest network first. Raises BadInput."""
 
     def rows_of(model: str, runs: Sequence[Run]) -> Step:
-        needs = (*checked, "row-flags", "together" if model == first else f"speed-{model}@{choices.precision}")
         about, given = f"{len(runs)} runs of {runs[0].flags['epochs']} epochs", (model, runs)
         return Step(
-            f"rows-{model}", ROWS, about, lambda at: train(runs, at), needs, lambda at: row_seconds(*given, at),
-            lambda at: row_refusal(*given, at), goes_on=True,
+            f"rows-{model}", ROWS, about, lambda at: train(runs, at), ("devices", "flags", "seeds"),
+            lambda at: row_seconds(*given, at), lambda at: row_refusal(*given, at), goes_on=True,
         )  # fmt: skip
 
     wanted = [run for run in rows(settings) if any(fnmatchcase(run.name, pattern) for pattern in choices.rows)]
@@ -65,34 +49,32 @@ def steps(settings: Settings, choices: Choices) -> list[Step]:
         known = ", ".join(dict.fromkeys(f"'{run.flags['model']}-*'" for run in rows(settings)))
         fact = f"--rows {' '.join(choices.rows)}: no row of {settings.table.name} is called that"
         raise BadInput(f"{fact}. There are {known}.")
-    chosen = list(dict.fromkeys(run.flags["model"] for run in wanted))
-    ways = [(model, precision) for model in (first, *others) for precision in settings.precisions]
-    ways += [(model, choices.precision) for model in chosen if model not in settings.models]  # to know the rows' time
+    chosen, first = list(dict.fromkeys(run.flags["model"] for run in wanted)), settings.model
+    numbers = ", ".join(map(str, settings.seeds))
     return [
-        *checks,
-        speed(first, choices.precision),
-        Step("flags", SPEED, f"XLA flags, on the delay line of {first}", flags, checked),
-        Step("row-flags", SPEED, "the XLA flags of the rows: the fastest that change no bit", row_flags,
-             ("flags", "determinism")),
-        Step("together", SPEED, f"how many runs of {first} to train at a time", together, ("row-flags",)),
-        Step("host", SPEED, f"microseconds of the host per call, {first}", host, checked),
-        *(speed(*way) for way in ways if way != (first, choices.precision)),
+        Step("devices", CHECK, "devices, memory, versions", devices),
+        Step("flags", SPEED, f"kernels tuned or not, captured or not, and precisions, {first}", flags, ("devices",)),
+        Step("seeds", SPEED, f"{numbers} seeds of {first} in one program", seeds, ("devices", "flags")),
         *(rows_of(model, [run for run in wanted if run.flags["model"] == model]) for model in chosen),
-    ]  # fmt: skip
+        Step("determinism", CHECK, "the same training twice ends in the same bits", determinism, ("devices",)),
+        Step("resume", CHECK, "a run that was stopped and resumed ends in the same bits", resume, ("determinism",)),
+        Step("engines", CHECK, "the engines against each other and against plain JAX", engines, ("devices",)),
+        Step("memory", CHECK, "memory predicted against memory taken", memory, ("devices",)),
+    ]
 
 
-def environment(precision: str, *flags: str, compile_anew: bool = False) -> dict[str, str]:
+def environment(precision: str, *flags: str) -> dict[str, str]:
     """The environment of a process: the precision of float32 products, XLA flags, and no preallocation of GPU memory.
 
     Arguments:
-        precision: float32 (products in full precision), tf32 or bfloat16 (JAX's default).
+        precision: float32 (products in full precision) or tf32 (JAX's default).
         flags: XLA flags; a later one of the same name wins.
-        compile_anew: do not use cached programs.
     """
     found = {name: value for name, value in os.environ.items() if name != "JAX_DEFAULT_MATMUL_PRECISION"}
     found |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if precision == "float32" else {}
-    found["XLA_FLAGS"] = joined(found.get("XLA_FLAGS", ""), DETERMINISTIC, *flags)
-    return found | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | ({"FDG_JAX_COMPILE_CACHE": "0"} if compile_anew else {})
+    if given := joined(found.get("XLA_FLAGS", ""), *flags):
+        found["XLA_FLAGS"] = given
+    return found | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def joined(*flags: str) -> str:
@@ -101,10 +83,10 @@ def joined(*flags: str) -> str:
     return " ".join({word.partition("=")[0]: word for word in words}.values())
 
 
-def ask(name: str, at: Workplace, **given: Any) -> Any:
+def ask(name: str, at: Workplace, precision: str = "float32", flags: str = REPEATABLE, **given: Any) -> Any:
     """The answer of `experiments.gpu.on_device NAME`. Raises ChildFailed."""
     words = ("-m", "experiments.gpu.on_device", name, json.dumps(given))
-    said = children.run(*words, log=at.folder.place(f"{name}.log"), answers=True, env=environment("float32"))
+    said = children.run(*words, log=at.folder.place(f"{name}.log"), answers=True, env=environment(precision, flags))
     return json.loads(said.splitlines()[-1])
 
 
@@ -125,49 +107,27 @@ def devices(at: Workplace) -> list[Line]:
     return [{"passed": right and found["computes"], "says": says, **found}]
 
 
-def base_flags(at: Workplace) -> str:
-    """The XLA flags that the determinism check needed besides the usual one."""
-    return at.folder.line("determinism").get("flags", "")
-
-
-def training(at: Workplace, path: Path, steps: int, *more: str, flags: str = "") -> dict[str, Any]:
-    """The arguments for `children.run_all` of a training whose final bits are compared."""
+def training(at: Workplace, path: Path, steps: int, *more: str) -> None:
+    """A training whose final bits are compared. Raises ChildFailed."""
     s = at.settings
     words = ["-m", "fdg_jax.experiments.cifar", "--model", s.check_model, *s.check_words.split(), *WORDS.split()]
-    env = environment(at.choices.precision, base_flags(at), flags, compile_anew=s.compile_anew)
     words += ["--steps", str(steps), "--run-dir", str(path), *more]
-    return {"words": words, "log": path.with_suffix(".log"), "env": env}
-
-
-def twice(at: Workplace, flags: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """{kind: summaries of two trainings} for each kind of XLA flags, all trained at the same time. Raises
-    ChildFailed."""
-    paths = {kind: [at.folder.place(f"{kind}-{i}".replace(" ", "-")) for i in (1, 2)] for kind in flags}
-    n = at.settings.check_steps
-    children.run_all([training(at, path, n, flags=flags[kind]) for kind, both in paths.items() for path in both])
-    return {kind: [read_json(path / SUMMARY) for path in both] for kind, both in paths.items()}
+    children.run_all([{"words": words, "log": path.with_suffix(".log"), "env": environment(at.choices.precision)}])
 
 
 def determinism(at: Workplace) -> list[Line]:
-    """Checks that a training repeats its bits. It runs twice, side by side, in processes that compile for themselves,
-    with XLA's determinism flag; if the bits differ, again without autotuning. `flags` are the flags that were needed
-    besides; all other steps use them. The result without the determinism flag is only reported."""
-
-    def alike(kind: str) -> bool:
-        return len({each["final_state_sha256"] for each in found[kind]}) == 1
-
-    kinds = {"as asked": "", "without the flag": NOT_DETERMINISTIC}
-    found = twice(at, kinds if at.settings.device == "gpu" else {"as asked": ""})
-    used = "as asked"
-    if not alike(used) and at.settings.device == "gpu":
-        found, used = found | twice(at, {"untuned": UNTUNED}), "untuned"
-    same, flags = alike(used), UNTUNED if used == "untuned" else ""
-    says = f"{at.settings.check_steps} batches twice with {joined(DETERMINISTIC, flags)}: "
+    """Checks that a training repeats its bits in another process that has the first one's choice of kernels."""
+    paths = [at.folder.place(f"determinism-{i}") for i in (1, 2)]
+    for path in paths:
+        training(at, path, at.settings.check_steps)
+        if (file := path / FILE).exists() and path is paths[0]:
+            paths[1].mkdir()
+            shutil.copy(file, paths[1])
+    hashes = [read_json(path / SUMMARY)["final_state_sha256"] for path in paths]
+    same, kept = len(set(hashes)) == 1, (paths[0] / FILE).exists()
+    says = f"{at.settings.check_steps} batches twice{', with the same choice of kernels' * kept}: "
     says += "the same bits" if same else "OTHER BITS"
-    if "without the flag" in found:
-        says += f"; without it {'the same' if alike('without the flag') else 'others'}"
-    hashes = {kind: [each["final_state_sha256"] for each in both] for kind, both in found.items()}
-    return [{"passed": same, "says": says, "flags": flags, "state_sha256": hashes[used][0], "hashes": hashes}]
+    return [{"passed": same, "says": says, "state_sha256": hashes[0], "hashes": hashes, "kernels_kept": kept}]
 
 
 def reference(at: Workplace) -> str:
@@ -182,8 +142,8 @@ def resume(at: Workplace) -> list[Line]:
     """Checks that a run that was stopped and resumed in another process ends in the same bits as an uninterrupted
     run."""
     path, n, whole = at.folder.place("resumed"), at.settings.check_steps, reference(at)
-    for each in (training(at, path, n // 2), training(at, path, n, "--resume")):
-        children.run_all([each])
+    training(at, path, n // 2)
+    training(at, path, n, "--resume")
     found = read_json(path / SUMMARY)["final_state_sha256"]
     says = f"stopped after {n // 2} of {n} batches: {'the same bits' if found == whole else 'OTHER BITS'}"
     return [{"passed": found == whole, "says": says, "state_sha256": found, "without_stop": whole}]
@@ -218,23 +178,22 @@ def memory(at: Workplace) -> list[Line]:
     return [{"passed": all(LEAST <= ratio <= MOST[name] for name, ratio in ratios.items()), "says": says, **found}]
 
 
-# The speeds, each by a benchmark.
+# The speeds.
 
 
-def compare(at: Workplace, sides: Mapping[str, str], model: str, precision: str) -> list[Line]:
-    """A line for each side, measured by benchmarks.images_per_second. sides: {name in the lines: side}; the first is
-    the baseline. A side that fails has no `ratio`. Raises ChildFailed if the baseline fails."""
+def flags(at: Workplace) -> list[Line]:
+    """The flag matrix: a line for each side of the settings, measured in turns by benchmarks.images_per_second. A side
+    that fails has no `ratio`, and its line says why: XLA ends a process that has a flag which it does not know. Raises
+    ChildFailed if the baseline fails."""
     s, file, log = at.settings, at.folder.place("speeds.jsonl"), at.folder.place("speeds.log")
-    words = ["--model", model, "--batch-size", str(s.batch_size), "--windows", str(s.windows), "--device", s.device]
-    words += ["--seconds", str(s.seconds), "--precision", "highest" if precision == "float32" else "default"]
-    words += ["--dtype", "bfloat16" if precision == "bfloat16" else "float32", "--skip-failed", "--json", str(file)]
-    words += [f"--xla-flags={joined(DETERMINISTIC, base_flags(at))}", "--sides", *sides.values()]
+    words = ["--model", s.model, "--batch-size", str(s.batch_size), "--windows", str(s.windows), "--device", s.device]
+    words += ["--seconds", str(s.seconds), "--skip-failed", "--json", str(file), "--sides", *s.sides.values()]
     plain = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     children.run("-m", "benchmarks.images_per_second", *words, log=log, env=plain)
     measured, lines = {row["side"]: row for row in lines_of(file)}, list[Line]()
-    told, base = log.read_text(encoding="utf-8").splitlines(), next(iter(sides))
-    for name, side in sides.items():
-        about = {"model": model, "precision": precision, "batch_size": s.batch_size, "side": name}
+    told, base = log.read_text(encoding="utf-8").splitlines(), next(iter(s.sides))
+    for name, side in s.sides.items():
+        about = {"model": s.model, "batch_size": s.batch_size, "side": name, "written": side}
         if (row := measured.get(side)) is None:
             why = next((line for line in told if line.startswith(f"Side {side} is ")), "")
             lines.append(about | {"says": f"{name}: not measured: {why}"})
@@ -246,92 +205,46 @@ def compare(at: Workplace, sides: Mapping[str, str], model: str, precision: str)
     return lines
 
 
-def speeds(at: Workplace, model: str, precision: str) -> list[Line]:
-    """Images per second of one network in one precision: of every engine, and of PyTorch if it has the network."""
-
-    def has_network(side: str) -> bool:
-        try:
-            return not side.startswith("torch") or bool(peers.network(model))
-        except BadInput:
-            return False
-
-    return compare(at, {side: side for side in at.settings.sides if has_network(side)}, model, precision)
+def captured(at: Workplace) -> str:
+    """The flags that capture a window, if the matrix has found them faster in the precision of the rows; else ""."""
+    speeds = {line["side"]: line["ratio"] for line in at.folder.lines("flags") if "ratio" in line}
+    name = {"tf32": "TF32"}.get(at.choices.precision, at.choices.precision)
+    with_them, without = (speeds.get(f"tuned, {kind}{name}") for kind in ("captured, ", ""))
+    return CAPTURE if with_them and without and with_them >= FASTER * without else ""
 
 
-def flags(at: Workplace) -> list[Line]:
-    """XLA flags for many small programs. Each flag needs a process, as XLA reads flags only once. If XLA does not know
-    a flag, the process ends, and its line says so."""
-    known = {"as it is": "", **{name: flag for name, (flag, _) in at.settings.flags.items()}}
-    always = joined(DETERMINISTIC, base_flags(at))
-    sides = {name: f"{ROW_SIDE}:xla={joined(always, flag)}" for name, flag in known.items()}
-    lines = compare(at, sides, at.settings.models[0], at.choices.precision)
-    return [{**line, "flags": known[line["side"]]} for line in lines]
-
-
-def row_flags(at: Workplace) -> list[Line]:
-    """The XLA flags for training the rows: the fastest of those that only change how kernels are launched, if training
-    with them ends in the same bits as the determinism check; else none."""
-    launch = {name for name, (_, launching) in at.settings.flags.items() if launching}
-    found = [line for line in at.folder.lines("flags") if line.get("ratio", 0) >= FASTER and line["side"] in launch]
-    tried = list[str]()
-    for line in sorted(found, key=lambda line: -line["ratio"]):
-        path, name = at.folder.place("flags"), line["side"]
-        try:
-            children.run_all([training(at, path, at.settings.check_steps, flags=line["flags"])])
-        except ChildFailed as error:
-            tried.append(f"{name}: {error}")
-            continue
-        if read_json(path / SUMMARY)["final_state_sha256"] == reference(at):
-            says = f"{name} ({line['flags']}): {line['ratio']:.2f} times as fast and the same bits"
-            return [{"flags": line["flags"], "tried": tried, "says": says}]
-        tried.append(f"{name}: other bits")
-    why = "; ".join(tried) or f"none that changes no bit is {FASTER} times as fast"
-    return [{"flags": "", "tried": tried, "says": f"none: {why}"}]
-
-
-def together(at: Workplace) -> list[Line]:
-    """How many rows to train at a time, by the images per second of all processes together."""
-    model, flag = at.settings.models[0], at.folder.line("row-flags").get("flags", "")
-    side = f"{ROW_SIDE}:xla={joined(DETERMINISTIC, base_flags(at), flag)}"
-    sides = {str(n): side + f":copies={n}" * (n > 1) for n in at.settings.together}
-    lines = compare(at, sides, model, at.choices.precision)
-    if failed := [line["says"] for line in lines if "windows" not in line]:
-        raise ChildFailed("; ".join(failed))
-    medians = {int(line["side"]): statistics.median(line["windows"]) for line in lines}
-    best = min(medians)
-    for n in sorted(medians):
-        best = n if medians[n] >= FASTER * medians[best] else best
-    told = ", ".join(f"{line['side']}: {report.spread(line['windows'], 0)}" for line in lines)
-    says = f"images/s of all together: {told}; so {best} at a time"
-    return [{"model": model, "jobs": best, "images_per_second": {str(n): medians[n] for n in medians}, "says": says}]
-
-
-def host(at: Workplace) -> list[Line]:
-    """Microseconds that the host takes for the calls of a stage (benchmarks.host_cost)."""
-    file, log = at.folder.place("host.jsonl"), at.folder.place("host.log")
-    words = ["--model", at.settings.models[0], "--K", "2", "--ticks", str(at.settings.host_ticks), "--json", str(file)]
-    children.run("-m", "benchmarks.host_cost", *words, log=log, env=environment("float32"))
-    says = {
-        "stage": "stage k={k} of K={K}: F {F_microseconds:.0f}, B {B_microseconds:.0f}, U {U_microseconds:.0f} "
-        "microseconds",
-        "tick": "a tick of K={K}: {tick_microseconds:.0f} microseconds of the host",
-    }
-    return [{**row, "says": says[row["row"]].format_map(row)} for row in lines_of(file) if row["row"] in says]
+def seeds(at: Workplace) -> list[Line]:
+    """Images/s of several seeds in one program, in sum, in turns."""
+    s, how = at.settings, joined(REPEATABLE, captured(at))
+    given = {"model": s.model, "batch_size": s.batch_size, "numbers": s.seeds, "windows": s.windows}
+    found = ask("seeds", at, at.choices.precision, how, **given, seconds=s.seconds)
+    return [
+        {"model": s.model, "precision": at.choices.precision, "side": seeds_side(int(n)), "flags": how,
+         "seeds": int(n), "images_per_second": report.median(speeds, 1), "windows": report.rounded(speeds, 1),
+         "says": f"{seeds_side(int(n))}: {report.spread(speeds, 0)} images/s in sum, n={len(speeds)}"}
+        for n, speeds in found.items()
+    ]  # fmt: skip
 
 
 # The rows of a network: its runs by the training command, several at a time; unfinished ones are resumed.
 
 
 def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
-    """The seconds of a network's rows by its measured speed, without evaluations and compiling. Before the measurement:
-    a guess, if any."""
-    found, speed = at.folder.line("together"), None
-    if found.get("model") == model:
-        speed = found["images_per_second"][str(found["jobs"])]
-    else:
-        lines, first = at.folder.lines(f"speed-{model}@{at.choices.precision}"), at.settings.sides[0]
-        speed = next((line["images_per_second"] for line in lines if line["side"] == first and "ratio" in line), None)
-    return sum(images_left(run, at) for run in runs) / speed if speed else at.settings.guesses.get(f"rows-{model}")
+    """The seconds of a network's rows by its measured speed, without evaluations and compiling. Before the measurement,
+    and for other networks: a guess, if any."""
+    most = max(map(len, groups(runs).values()))
+    speeds = [line for line in at.folder.lines("seeds") if line["model"] == model and line["seeds"] <= most]
+    if not speeds:
+        return at.settings.guesses.get(f"rows-{model}")
+    return sum(images_left(run, at) for run in runs) / speeds[-1]["images_per_second"]
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs that differ in their seeds only, by a common name."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.name.rpartition("-seed")[0], []).append(run)
+    return found
 
 
 def images_left(run: Run, at: Workplace) -> float:
@@ -357,33 +270,33 @@ def data_missing(at: Workplace) -> str:
 
 
 def train(runs: Sequence[Run], at: Workplace) -> list[Line]:
-    """Trains all unfinished runs. Raises ChildFailed if one fails."""
-    going, jobs, told = dict[str, Child](), at.folder.line("together").get("jobs", 1), time.monotonic()
+    """Trains all unfinished runs, those of a row as one program. Raises ChildFailed if one fails."""
+    wait_for_earlier(runs, at)
+    for name, of_row in groups(runs).items():
+        left = [run for run in of_row if state(run, at.folder.rows).kind != DONE]
+        if left:
+            print(f"           {name}: {len(of_row) - len(left)} of {len(of_row)} seeds are done", flush=True)
+            finish_row(name, left, at)
+            tidy(runs, at)
+            results = at.choices.results or at.folder.path / "collected"
+            result_files.collect(at.settings.table, at.folder.rows, results)
+    return [result(run, at) for run in runs]
+
+
+def finish_row(name: str, runs: Sequence[Run], at: Workplace) -> None:
+    """Starts or resumes the runs of a row, and waits for their end. Raises ChildFailed."""
+    child, told = begin(name, runs, at), time.monotonic()
     try:
-        wait_for_earlier(runs, at)
-        queue = [run for run in runs if state(run, at.folder.rows).kind != DONE]
-        print(f"           {len(runs) - len(queue)} of {len(runs)} runs are done, {jobs} at a time", flush=True)
-        while queue or going:
-            while queue and len(going) < jobs:
-                run = queue.pop(0)
-                going[run.name] = begin(run, at)
+        while child.running:
             time.sleep(children.POLL_SECONDS)
-            for name in [name for name, child in going.items() if not child.running]:
-                tell({name: going[name]})
-                ended = going.pop(name)
-                if ended.process.returncode:
-                    raise ended.failure()
-                tidy(runs, at)
-                results = at.choices.results or at.folder.path / "collected"
-                result_files.collect(at.settings.table, at.folder.rows, results)
             if time.monotonic() - told > TELL_SECONDS:
                 told = time.monotonic()
-                tell(going)
+                tell(child)
+        if child.process.returncode:
+            raise child.failure()
     finally:
-        children.end(list(going.values()), at.clock.left_to_stop())
-        tell(going)
-        tidy(runs, at)
-    return [result(run, at) for run in runs]
+        children.end([child], at.clock.left_to_stop())
+        tell(child)
 
 
 def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
@@ -395,20 +308,23 @@ def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
         time.sleep(children.POLL_SECONDS)
 
 
-def begin(run: Run, at: Workplace) -> Child:
-    """Starts or resumes a run. The words added to the table's command do not change the training. SIGUSR1 stops the run
-    after a checkpoint; repeated signals have no further effect."""
-    s, path = at.settings, at.folder.rows / run.name
-    words = command(run, str(at.choices.data_dir) if at.choices.data_dir else None, str(path))[1:]
-    words += ["--resume", "auto", "--keep", "1", "--no-tensorboard", "--evaluate-every", str(s.every[0])]
-    words += ["--checkpoint-every", str(s.every[1])]
-    env = environment(at.choices.precision, base_flags(at), at.folder.line("row-flags").get("flags", ""))
-    return Child(words, run.name, log=at.folder.rows / f"{run.name}.log", env=env, stop=signal.SIGUSR1)
+def begin(name: str, runs: Sequence[Run], at: Workplace) -> Child:
+    """Starts or resumes the runs of a row together. Each run's directory has the run's name by a link. SIGUSR1 stops
+    them after a checkpoint; repeated signals have no further effect."""
+    s, seeds = at.settings, [run.flags["seed"] for run in runs]
+    for run, seed in zip(runs, seeds, strict=True):
+        if not os.path.lexists(link := at.folder.rows / run.name):
+            link.symlink_to(Path(name) / f"seed-{seed}")
+    row = runs[0]._replace(flags={key: value for key, value in runs[0].flags.items() if key != "seed"})
+    words = command(row, str(at.choices.data_dir) if at.choices.data_dir else None, str(at.folder.rows / name))[1:]
+    words += ["--seeds", ",".join(map(str, seeds)), "--together", "--keep", "1", "--no-tensorboard"]
+    words += ["--evaluate-every", str(s.every[0]), "--checkpoint-every", str(s.every[1])]
+    env = environment(at.choices.precision, captured(at))
+    return Child(words, name, log=at.folder.rows / f"{name}.log", env=env, stop=signal.SIGUSR1)
 
 
-def tell(going: Mapping[str, Child]) -> None:
-    for name, child in going.items():
-        print(f"           {name}: {last_line(child.log)}", flush=True)
+def tell(child: Child) -> None:
+    print(f"           {last_line(child.log)}", flush=True)
 
 
 def tidy(runs: Sequence[Run], at: Workplace) -> None:

@@ -65,14 +65,14 @@ class Configuration:
         self.stages = check_problem(stages, loss, of="stage" if cut is None else "block")
         self.asked_cut, self.blocks = cut, self.stages
         if cut is not None:
-            K = number_of_stages(cut, K, devices, alone=engine == "delay-line")
+            K = number_of_stages(cut, K, devices, alone=engine != "pipeline")
             self.stages = split.stages(self.blocks, first_cut(cut, K, self.blocks))
         elif K is not None and len(self.stages) != K:
             fact = f"K={K!r}, but {len(self.stages)} stages were given"
             raise BadInput(f"{fact}. Leave K out, or add split='balanced' if these are blocks of a network to be cut.")
         self.K = K = len(self.stages)
         if engine not in engines:
-            raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices) or delay-line (one device).")
+            raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices), or delay-line or scan (one).")
         self.beta = beta = checked(FIELDS["beta"], beta)
         asked = {name: value for name, value in {"weights": weights, **options}.items() if value is not None}
         self.plan = made = plan(
@@ -89,7 +89,7 @@ class Configuration:
                 loss_draws=self.loss_draws and (k == K or self.stage_class.local_loss),
             ) for k in range(1, K + 1)
         ]  # fmt: skip
-        given, spread = check_devices(devices, K, alone=engine == "delay-line"), made.method.places
+        given, spread = check_devices(devices, K, alone=engine != "pipeline"), made.method.places
         if spread and any(isinstance(each, Mesh) for each in given):
             fact = f"method {made.method.name} spreads every stage over the K devices by itself"
             raise BadInput(f"{fact}. Give one device for each stage, devices=jax.devices()[:{K}], and no replicas.")

@@ -33,6 +33,10 @@ def check(config: Config, given: Collection[str]) -> Plan:
          "Use --lr-schedule cosine, constant or wsd"),
         (o.warmup == "on" and o.lr_schedule != "paper", "warmup",
          f"this is the paper's warm-up, but the schedule is {o.lr_schedule}", "Use --warmup-steps N there"),
+        (o.precision == "bfloat16" != o.dtype, "precision", f"this is --dtype bfloat16, but --dtype {o.dtype} is given",
+         "Leave one of them out"),
+        (o.precision in ("float32", "tf32") and o.dtype != "float32", "precision",
+         f"the network computes in {o.dtype}", "Leave one of the two out"),
         ("b2" in given and o.optimizer == "sgd", "b2", "sgd has no such option",
          "Leave it out, or use --optimizer adamw, say"),
         (o.batch_size > (o.train_size or o.batch_size), "batch_size",
@@ -121,6 +125,15 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
     refuse_where(start, (
         (start.jobs > 1 and not start.several, "jobs", "there is one run",
          "Give several with --seeds or --sweep, or leave it out"),
+        (start.together and (start.seeds is None or start.sweep), "together", "only the seeds of its runs may differ",
+         "Give --seeds 0-7, say, and no --sweep"),
+        (start.together and start.jobs > 1, "jobs", "with --together all runs are one program", "Leave it out"),
+    ))  # fmt: skip
+    c = config
+    refuse_where(c, () if not start.together else (
+        (c.engine not in ("auto", "scan"), "engine", "with --together it is scan", "Leave it out"),
+        (c.replicas * c.tensor > 1, "replicas", "with --together all stages are on one device", "Leave it out"),
+        (c.on_nan == "rollback", "on_nan", "with --together all runs stay at the same batch", "Use stop or skip"),
     ))  # fmt: skip
     flag = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
     if not flag:
@@ -154,8 +167,9 @@ def check_joining(joining: Joining, given: Collection[str], config: Config) -> N
     if not scheduled and not config.resume:  # else K is in config.json
         check_numbers(joining.process_id or 0, joining.processes or 0, config.K)
     checked(OF_JOINING["peer_timeout"], joining.peer_timeout)
-    if config.engine == "delay-line":
-        raise BadInput("--engine delay-line trains in one process. Use --engine pipeline, or leave --coordinator out.")
+    if config.engine in ("delay-line", "scan"):
+        fact = f"--engine {config.engine} trains in one process"
+        raise BadInput(f"{fact}. Use --engine pipeline, or leave --coordinator out.")
 
 
 def check_numbers(process: int, processes: int, K: int) -> None:

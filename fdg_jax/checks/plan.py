@@ -131,7 +131,7 @@ def check_weights(weights: str, kinds: Sequence[CorrectionSpec], schedule: Sched
 
 def check_engine(engine: str, weights: str, method: Method) -> None:
     """Raises BadInput if the delay line would train differently from the pipeline."""
-    if engine != "delay-line":
+    if engine in ("auto", "pipeline"):
         return
     pipeline = f"Use {said('engine', 'pipeline')}"
     if weights == "current":

@@ -18,7 +18,7 @@ from fdg_jax.data.order import check_seed
 from fdg_jax.data.order import epoch_order as epoch_order  # so that users find it with the transforms
 
 
-def train_transform(meta: Any, seed: int) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
+def train_transform(meta: Any, seed: Any) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of training images.
 
     Each image is padded by `meta.pad` black pixels on each side, cropped to its size at a random place, mirrored with
@@ -27,14 +27,15 @@ def train_transform(meta: Any, seed: int) -> Callable[[jax.typing.ArrayLike, jax
 
     Arguments:
         meta: the data set, a fdg_jax.data.source.Source of images.
-        seed: 0 .. 2**32-1.
+        seed: 0 .. 2**32-1; or uint32 [], traced.
 
     Returns: f(images [B, H, W, C] uint8, step int32 scalar) -> [B, H, W, C] float32.
 
     Raises:
         BadInput: the seed is outside that range.
     """
-    check_seed(seed)
+    if not isinstance(seed, jax.Array):
+        check_seed(seed)
     normalise = test_transform(meta)
     if not (meta.pad or meta.flip):  # a stream crops and mirrors its images while it decodes them
         return lambda images, step: normalise(images)
@@ -86,10 +87,10 @@ def test_transform(meta: Any) -> Callable[[jax.typing.ArrayLike], jax.Array]:
 test_transform.__test__ = False  # its name is not meant for pytest
 
 
-def draw(seed: int, step, batch: int, pad: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def draw(seed: Any, step, batch: int, pad: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The random choices for a batch: (rows [B] and columns [B] to cut off, 0..2 pad; mirrored [B] bool)."""
     # The generator is given by name, so that a user's `jax_default_prng_impl` does not change a run.
-    key = jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), step)
+    key = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32), impl="threefry2x32"), step)
     words = jax.random.bits(key, (batch, 3), jnp.uint32)
     # The remainder favours some offsets by less than 2**-29, which is too little to notice.
     offsets = (words[:, :2] % (2 * pad + 1)).astype(jnp.int32)

@@ -80,7 +80,7 @@ class Source:
         inputs = {f"{split}_{self.parts[0]}": getattr(self, f"{split}_inputs").shape for split in ("train", "test")}
         return self._replace(**{name: np.broadcast_to(np.uint8(0), shape) for name, shape in inputs.items()})
 
-    def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
+    def train_transform(self, seed: Any) -> Callable[[Any, Any], Any]:
         """The traceable function f(inputs [B, ...], number of the batch) -> the network's input. Its randomness
         (augmentation) depends only on the seed and the batch. Raises BadInput for a seed out of range."""
         from fdg_jax.data import augment

@@ -76,7 +76,8 @@ def evaluate(
     batches: Iterable,
     unfinished: UnfinishedOperations | None = None,
     expected: tuple[Any, Any] = (None, None),
-) -> Evaluation:
+    result: Callable[[Sequence[Tally], int], Any] | None = None,
+) -> Any:
     """Evaluates batches. The host reads results once, at the end.
 
     Arguments:
@@ -85,6 +86,7 @@ def evaluate(
         unfinished: where each batch's evaluation is noted while it runs, so that a stall can be reported; None without
             a stall watch.
         expected: shapes of stage 1's inputs and of labels in training, for an error message.
+        result: makes the result of the tallies and the number of examples; by default `averaged`.
 
     Returns: the mean loss and the error.
 
@@ -104,7 +106,7 @@ def evaluate(
         counted += examples((labels, inputs))
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
-    return averaged(jax.device_get(results), counted)
+    return (result or averaged)(jax.device_get(results), counted)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Delay lines on one accelerator: the data stay on the device, and one dispatch trains many batches."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,10 +17,20 @@ from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
 from fdg_jax.stages import delay_line, hyperparameters
-from fdg_jax.stages.functions import flax_variables, loss_of, make_stage_functions, metrics_of, split_variables
+from fdg_jax.stages.functions import (
+    StageState,
+    flax_variables,
+    loss_of,
+    make_stage_functions,
+    metrics_of,
+    raw_key,
+    split_variables,
+)
 from fdg_jax.stages.nonfinite import guard_statistics
-from fdg_jax.stages.packing import shapes_of
+from fdg_jax.stages.packing import Packing, shapes_of
+from fdg_jax.stages.preprocessing import Preprocess
 from fdg_jax.stages.update import UpdateRule, average, evaluated, first_refused, newest_norm
+from fdg_jax.transport.devices import Place
 
 Tree = Any
 
@@ -28,8 +39,15 @@ class ScanEngine(Engine):
     """BP with a delay line for each stage's gradients (fdg_jax.stages.delay_line), under `lax.scan`.
 
     run: the state of the run.
-    one: one step, (run, inputs, labels) -> (run, (report, first refused updates or None, norms of gradients)).
+    step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first refused updates or None, norms
+        of gradients)).
+    unpacked, packed: a state with the gradients in its rings as trees, as checkpoints have them, and with packed ones.
+    seeds: the program that trains this run together with others (fdg_jax.engine.seeds), and has its state then; None
+        for a run by itself.
     """
+
+    seeds: Any = None
+    _run: Any
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
@@ -38,21 +56,30 @@ class ScanEngine(Engine):
         guard = problem.specs[0].guard
         self.functions = [f._replace(forward=guard_statistics(f.forward)) if guard else f for f in made]
         functions, schedule = self.functions, problem.schedule
+        self.takes = [list(state.extra) for state in states]
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
-        lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
-        self.run = self.place.put_weights(delay_line.start(states, lines))
-        self.run = jax.tree.map(jnp.copy, self.run)  # the arrays are donated, so they must not be the caller's
+        self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
+        if type(self.place) is Place:  # parts of an array on several devices are not joined
+            rings = delay_line.start(states, lines).lines
+            kept = [jax.eval_shape(lambda ring: jax.tree.map(lambda leaf: leaf[0], ring), ring) if D else None
+                    for D, ring in zip(schedule.delays, rings, strict=True)]  # fmt: skip
+            self.lines = lines = lines._replace(packings=[Packing(gradient) for gradient in kept])
+        run = self.place.put_weights(lines.rings(lines.pack, delay_line.start(states, lines)))
+        self.run = jax.tree.map(jnp.copy, run)  # the arrays are donated, so they must not be the caller's
+        self.unpacked, self.packed = (programs.jit(partial(lines.rings, way)) for way in (lines.unpack, lines.pack))
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
         self._outputs = programs.jit(self.whole)
 
-        def one(run, inputs, labels):
-            x, labels = self.preprocessed(inputs, labels, run.entered)
+        def step(run, x, labels):
             report, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)
             return run, (report, jnp.stack(refused) if refused else None, norms(run))
+
+        def one(run, inputs, labels):
+            return step(run, *self.preprocessed(inputs, labels, run.entered))
 
         def window(run, images, labels, indices):
             def of_row(run, row):
@@ -60,17 +87,43 @@ class ScanEngine(Engine):
 
             return jax.lax.scan(of_row, run, indices)
 
-        self.one = one
+        self.step = step
         shapes = shapes_of(self.run)
         self._step = programs.jit(one, donate_argnums=0, **self.place.results([shapes, None]))
         self._window = programs.jit(window, donate_argnums=0, **self.place.results([shapes, None]))
         self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0, **self.place.results([shapes]))
+
+    @property
+    def run(self) -> delay_line.DelayState:
+        return self.seeds.state_of(self) if self.seeds else self._run
+
+    @run.setter
+    def run(self, run: delay_line.DelayState) -> None:
+        if self.seeds:
+            self.seeds.replace(self, run)
+        else:
+            self._run = run
 
     def preprocessed(self, inputs: Tree, labels: Tree, step: Any) -> tuple[Tree, Tree]:
         """(inputs of stage 1, labels of the loss) of a batch. It can be traced. step: number of earlier batches."""
         batch = inputs, labels, step
         x = self._make_inputs(*batch) if self._make_inputs else inputs
         return x, self._make_labels(*batch) if self._make_labels else labels
+
+    def again(self, key: jax.Array, variables: Sequence[Mapping[str, Tree]], preprocess: Preprocess) -> "ScanEngine":
+        """An engine with other first variables and the same programs, for a run of another seed."""
+        other = copy.copy(self)
+        first = [self.first_state(k, key, *split_variables(each)) for k, each in enumerate(variables, 1)]
+        other.losses, other.entered, other.unfinished = self.no_losses(), 0, None
+        other._make_inputs = programs.jit(preprocess.inputs)
+        run = self.lines.rings(self.lines.pack, delay_line.start(first, self.lines))
+        other.run = jax.tree.map(jnp.copy, self.place.put_weights(run))
+        return other
+
+    def first_state(self, k: int, key: jax.Array, params: Tree, extra: dict[str, Tree]) -> StageState:
+        """The first state of stage k, as `Pipeline.init` makes it of a key and its variables."""
+        drawn = {"rng": raw_key(jax.random.fold_in(jax.random.fold_in(key, k), 1))}
+        return StageState(params, {**extra, **(drawn if "rng" in self.takes[k - 1] else {})})
 
     def watch(self) -> UnfinishedOperations:
         self.unfinished = UnfinishedOperations()
@@ -90,6 +143,12 @@ class ScanEngine(Engine):
 
     def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         if not len(indices):
+            return
+        if self.seeds:
+            self.seeds.enter(self, images, labels, indices)
+            return
+        if len(indices) == 1 and self.place.device.platform == "cpu":  # a loop would slow down convolutions there
+            self.train_batch(images[indices[0]], None if labels is None else labels[indices[0]])
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, self.place.put_weights((images, labels)))
@@ -124,7 +183,7 @@ class ScanEngine(Engine):
             self.run = self._drain(self.run)
 
     def wait(self) -> None:
-        jax.block_until_ready(self.run)
+        jax.block_until_ready(self.seeds.run if self.seeds else self.run)
 
     def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
         weights = average if ema else evaluated
@@ -159,10 +218,17 @@ class ScanEngine(Engine):
         return [int(value) for value in jax.device_get(self.run.updates)]
 
     def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> list[tuple[Tree, Tree]]:
+        if variables is None and self.seeds:
+            return self.seeds
         if variables is None:
             return [(self._evaluated(s.params, s.opt_state), s.extra) for s in self.run.stages]
         given = self.place.put_weights([split_variables(each) for each in variables])
         return [(params, {**s.extra, **extra}) for (params, extra), s in zip(given, self.run.stages, strict=True)]
+
+    def evaluate(self, held: Any, batches: Iterable, transform: Callable[[Tree], Tree] | None, key: Any = None) -> Any:
+        if held is not None and held is self.seeds:
+            return self.seeds.evaluate(self, batches, transform)
+        return super().evaluate(held, batches, transform, key)
 
     def whole(self, held: Any, x: Tree, keys: Sequence[Any]) -> Tree:
         """The outputs of the whole network in evaluation mode. It can be traced."""
@@ -186,14 +252,15 @@ class ScanEngine(Engine):
         return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.run, "run/"))
+        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.unpacked(self.run), "run/"))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
-        run, entered = states.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
+        like = self.unpacked(self.run)
+        run, entered = states.unflatten(like, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
-        run = self.place.put_weights(run, self.run)
+        run = self.packed(self.place.put_weights(run, like))
         self.within_tick = True
         self.run, self.entered, self.losses = run, entered, self.no_losses()
         self.within_tick = False

@@ -7,7 +7,8 @@ float32.
 `conv` has a hand-written backward pass, so it supports reverse mode only. On devices other than CPUs, it uses XLA's own
 convolutions only. `benchmarks/block_cost.py` measures what each faster form gains. The faster forms are made for
 devices of one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option
-`layers=plain` of `benchmarks.images_per_second` turns them off.
+`layers=plain` of `benchmarks.images_per_second` turns them off. `jax.vmap` over kernels packs narrow layers
+(fdg_jax.layers.packed).
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from fdg_jax.layers import packed
 
 PLAIN = False  # True: XLA's own convolutions on a CPU as well. Benchmarks set it for devices of several cores.
 
@@ -50,15 +53,21 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
     Returns: [b, h / stride, w / stride, features].
     """
-    return forward_conv(x, kernel, stride)
+    alone, plain = (partial(each, stride=stride) for each in (forward_conv, plain_conv))
+    return packed.over_seeds(alone, partial(packed.forward, plain))(x, kernel)
 
 
 def _conv_backward(stride, residuals, dy):
     x, kernel = residuals
-    return input_gradient(x, dy, kernel, stride), weight_gradient(x, dy, kernel, stride)
+    of_x, plain_of_x, of_kernel, plain_of_kernel = (
+        partial(each, stride=stride)
+        for each in (input_gradient, plain_input_gradient, weight_gradient, plain_weight_gradient)
+    )
+    dx = packed.over_seeds(of_x, partial(packed.input_gradient, plain_of_x))(x, dy, kernel)
+    return dx, packed.over_seeds(of_kernel, partial(packed.weight_gradient, plain_of_kernel))(x, dy, kernel)
 
 
-conv.defvjp(lambda x, kernel, stride: (forward_conv(x, kernel, stride), (x, kernel)), _conv_backward)
+conv.defvjp(lambda x, kernel, stride: (conv(x, kernel, stride), (x, kernel)), _conv_backward)
 
 
 def forward_conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:

@@ -19,6 +19,7 @@ import jax
 
 from fdg_jax.durable import make_private
 from fdg_jax.machine.facts import cache_dir, cpuinfo
+from fdg_jax.machine.gpu_flags import DUMP
 from fdg_jax.machine.output import say
 
 SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
@@ -27,6 +28,8 @@ SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
 def enable() -> None:
     """Turns the cache on. Call it before anything compiles. If its folder cannot be made, nothing is cached."""
     if os.environ.get(SWITCH) == "0" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    if DUMP in os.environ.get("XLA_FLAGS", ""):  # a program that is not compiled leaves its choices out of that file
         return
     try:
         folder = cache_dir() / f"xla-{metadata.version('jaxlib')}-{processor()}"

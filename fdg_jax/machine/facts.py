@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fdg_jax.machine import jax_settings
+from fdg_jax.machine import gpu_flags, jax_settings
 
 
 def describe() -> dict[str, Any]:
@@ -25,8 +25,7 @@ def describe() -> dict[str, Any]:
         "cpu_devices": jax.local_device_count() if backend == "cpu" else None,
         # None is JAX's default, with which NVIDIA GPUs since Ampere may compute float32 products in TF32.
         "matmul_precision": getattr(jax.config, "jax_default_matmul_precision", None),
-        # Without --xla_gpu_deterministic_ops=true a GPU is not deterministic (openxla.org/xla/determinism).
-        "xla_flags": os.environ.get("XLA_FLAGS"),
+        "xla_flags": gpu_flags.without_files(os.environ.get("XLA_FLAGS")),
         "jax_settings": jax_settings.current(),
     }
 

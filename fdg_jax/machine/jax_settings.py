@@ -32,6 +32,8 @@ LAST_BITS = {
 }
 DEFAULTS = {**TRAINING, **LAST_BITS}
 ABSENT = object()
+# --precision -> JAX's setting for products of float32 numbers; the others leave the setting as it is.
+PRODUCTS = {"float32": "highest", "tf32": "tensorfloat32"}
 NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # this package changes JAX's setting; the user's value stays here
 
 
@@ -48,6 +50,14 @@ def plain(value: Any) -> Any:
     """A setting's value for JSON: an enumeration's member as its name."""
     value = value.name if isinstance(value, enum.Enum) else value
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def compute_in(precision: str) -> None:
+    """Sets how products of float32 numbers are computed. precision: a value of --precision."""
+    import jax
+
+    if precision in PRODUCTS:
+        jax.config.update("jax_default_matmul_precision", PRODUCTS[precision])
 
 
 def check_new() -> None:

@@ -46,9 +46,9 @@ class Common:
         "--split. The paper uses 2, 3 and 4.",
         inside="[1, 10000]", use="1 (plain BP) to 10000: every stage needs a block of the model", group="method"
     )
-    engine: Literal["auto", "pipeline", "delay-line"] = option(
+    engine: Literal["auto", "pipeline", "delay-line", "scan"] = option(
         "auto", "pipeline: K stages work at the same time on K devices. delay-line: the same training on one device, "
-        "as BP with delayed gradients.", group="method",
+        "as BP with delayed gradients. scan: that as one program, also on a CPU, as --together has it.", group="method",
         shown="pipeline; delay-line if there are fewer accelerators than K, or K=1, and the method allows it"
     )
     replicas: int = option(
@@ -100,6 +100,10 @@ class Common:
     dtype: Literal["float32", "bfloat16"] = option(
         "float32", "The dtype to compute in. float32 is the paper's. bfloat16 rounds activations and kernels; "
         "parameters, optimizer state, BatchNorm's statistics and the loss stay float32.", group="model"
+    )
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
+        "auto", "How a GPU multiplies: float32 in full, tf32 (float32 numbers, rounded to 10 bits in products), or "
+        "bfloat16, which is --dtype bfloat16. auto: as JAX does, which is tf32 on recent GPUs.", group="model"
     )
     remat: str = option(
         "none", "Stages that keep only the inputs of batches in flight and recompute their activations in the backward "
@@ -180,8 +184,8 @@ class Common:
         "resnet110, resnet1202 and every K >= 3 (except bp, fa, data_parallel and gpipe).", group="recipe"
     )
     seed: int = option(
-        0, "Decides initial weights, order of examples, augmentation and dropout. On a GPU, runs are equal in every "
-        "bit only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
+        0, "Decides initial weights, order of examples, augmentation and dropout. On a GPU, a run keeps its choice of "
+        "kernels in autotune.textproto and has the same bits when it goes on; another run may choose others.",
         inside="[0, 2147483647]", group="recipe"
     )
     steps: int | None = option(
@@ -346,13 +350,17 @@ class Start:
         "made these copies.", group="start"
     )
     seeds: str | None = option(
-        None, "One run for each of these seeds, e.g. 0,1,2: see --sweep.",
+        None, "One run for each of these seeds, e.g. 0,1,2 or 0-31: see --sweep.",
         metavar="0,1,2", group="start", shown="one run"
     )
     sweep: tuple = option(
         (), "One run for each value, e.g. beta=0.2,0.5,1, or for each combination where several are given "
         "(split=3,7;2,5 where values have commas), in <run-dir>/<name>. Stopped and given again, the command goes on. "
         "At its end compared.html compares the runs.", metavar="NAME=VALUES", group="start", shown="one run"
+    )
+    together: bool = option(
+        False, "With --seeds: all runs as one program on one device, so that a GPU is not idle. Each has its own run "
+        "directory and goes on alone (--resume) or together.", group="start"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: how many runs at the same time, each on a core of its own.",
@@ -409,6 +417,8 @@ def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
         found["dataset"] = "tokens"
     if found.get("dataset") == "tokens" and "steps" in given and "epochs" not in given:
         found["epochs"] = 0
+    if found.get("precision") == "bfloat16":
+        found = {"dtype": "bfloat16", **found}
     if found.get("epochs") == 0:
         tenth = max(1, (found.get("steps") or 0) // 10)
         found = {"evaluate_every": tenth, "checkpoint_every": tenth, **found}

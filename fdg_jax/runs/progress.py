@@ -9,15 +9,18 @@ PLAIN_SECONDS = 10.0  # between two plain lines
 
 
 class Progress:
-    """Call show() after every dispatch, and say() for lines that stay. Use as a context."""
+    """Call show() after every dispatch, and say() for lines that stay. Use as a context.
 
-    def __init__(self, steps: int, done: int, epochs: int, unit: str = "images"):
-        self.steps, self.epochs, self.unit = steps, epochs, unit
+    name: of one of several runs in this process. Then only its own lines are shown, with the name in front.
+    """
+
+    def __init__(self, steps: int, done: int, epochs: int, unit: str = "images", name: str = ""):
+        self.steps, self.epochs, self.unit, self.name = steps, epochs, unit, name
         self.error, self.said, self.bar = "", 0.0, None
         self.first, self.start = done, None  # the first batch that did not compile, and its time
 
     def __enter__(self) -> "Progress":
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not self.name:
             self.bar, self.task = rich_bar(self.steps, self.first)
             self.bar.start()
         return self
@@ -38,7 +41,7 @@ class Progress:
                 self.task, completed=step, epoch=self.epoch(epoch), loss=shown, error=self.error,
                 rate=rate, left=left,
             )  # fmt: skip
-        elif loss is not None and time.monotonic() - self.said >= PLAIN_SECONDS:
+        elif loss is not None and not self.name and time.monotonic() - self.said >= PLAIN_SECONDS:
             self.said = time.monotonic()
             words = [self.epoch(epoch), f"batch {step}/{self.steps}", shown, self.error, rate, left]
             self.say("  ".join(word for word in words if word))
@@ -52,7 +55,8 @@ class Progress:
             whole = output.wrapped(line, self.bar.console.width)
             self.bar.console.print(whole, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, file=output.loud() if line.startswith("WARNING: ") else None, flush=True)
+            shown = f"{self.name}: {line}" if self.name else line
+            print(shown, file=output.loud() if line.startswith("WARNING: ") else None, flush=True)
 
     def seconds_left(self, step: int, compiling: bool) -> float | None:
         """Seconds from batch `step` to the end, estimated from the wall clock since the first dispatch that did not

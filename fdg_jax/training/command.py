@@ -62,7 +62,12 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
     if words.start.several:
         from fdg_jax import sweep
 
-        return sweep.run(words, program, signals)
+        def make(found: Sequence[sweep.Combination], folder: Path) -> int:
+            from fdg_jax.training import together
+
+            return together.run(found, folder, program, signals, words.start)
+
+        return sweep.run(words, program, signals, make)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())

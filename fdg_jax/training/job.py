@@ -29,6 +29,7 @@ from fdg_jax.layers.axes import EMBED, HEADS, HIDDEN
 from fdg_jax.machine import facts
 from fdg_jax.machine.output import say
 from fdg_jax.methods.interface import Method
+from fdg_jax.stages.preprocessing import preprocess_of
 from fdg_jax.training.processes import Peers
 from fdg_jax.training.sampling import sampled
 from fdg_jax.transport import devices
@@ -227,6 +228,14 @@ def built(
     return Job(options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark)
 
 
+def of_seed(job: Job, seed: int, initial: Initial | None = None) -> Job:
+    """The job of a run that differs in its seed only, to be trained together with the first (fdg_jax.engine.seeds)."""
+    key, preprocess = jax.random.key(seed), preprocess_of(job.dataset.train_transform(seed), with_labels=False)
+    whole = first_variables(job.partition, job.dataset, dataclasses.replace(job.options, seed=seed), initial)
+    pipeline = job.pipeline.again(key, split.split_variables(whole, job.partition.cuts), preprocess)
+    return job._replace(options=dataclasses.replace(job.options, seed=seed), pipeline=pipeline)
+
+
 def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
     """Prints which options have no effect, or little. rates: [batches of the run], the learning rate of each batch."""
     divides = options.optimizer in recipe.SCALE_FREE
@@ -320,7 +329,7 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
     if options.engine == "auto":
         why = reason_for_delay_line(options, method, found, shared=bool(remark))
         options = dataclasses.replace(options, engine="delay-line" if why else "pipeline")
-    if options.engine == "delay-line":
+    if options.engine != "pipeline":
         return options, [found[0]] * options.K, why
     return options, found, remark
 
@@ -393,11 +402,17 @@ def initialise(
 ) -> None:
     """Initialises the whole network, then cuts it, so that the initial weights are the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size
-    whole = split.init_whole(parts.blocks, key, network_input(dataset, B))
-    whole = initial(whole, options.model) if initial else whole
+    whole = first_variables(parts, dataset, options, initial)
     labels = jax.ShapeDtypeStruct((B, *dataset.labels_shape), dataset.labels_dtype)
     example = jax.ShapeDtypeStruct((B, *dataset.shape), dataset.dtype), labels
     pipeline.init(key, example, variables=split.split_variables(whole, parts.cuts))
+
+
+def first_variables(parts: Partition, dataset: data.Source, options: Config, initial: Initial | None) -> Variables:
+    """The first variables of the whole network."""
+    key = jax.random.key(options.seed)
+    whole = split.init_whole(parts.blocks, key, network_input(dataset, options.batch_size))
+    return initial(whole, options.model) if initial else whole
 
 
 def device_name(device: Any, peers: Peers = ALONE) -> str:

@@ -22,7 +22,7 @@ from fdg_jax.cli import Program
 from fdg_jax.config import Config
 from fdg_jax.data.loading import LoaderFailed
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
-from fdg_jax.machine import compile_cache, jax_settings, output
+from fdg_jax.machine import compile_cache, gpu_flags, jax_settings, output
 from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
@@ -33,7 +33,7 @@ from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training import job as jobs
 from fdg_jax.training import opening, trained, utilization
 from fdg_jax.training.job import Job, check_data
-from fdg_jax.training.loop import Loop
+from fdg_jax.training.loop import Loop, Steps, to_end
 from fdg_jax.training.policies import about_job, versions
 from fdg_jax.training.processes import Peers, Silent
 from fdg_jax.training.record import Diverged, Record, Run
@@ -60,11 +60,32 @@ def prepare_and_run(
 
     before: config.json of a resumed run. start: what is traced and tracked.
     """
+    gpu_flags.prepare(path, before, peers.process)
     made, weights = prepare(options, before, program, signals, peers)
+    return to_end(life(made, weights, options, before, path, program, signals, start))
+
+
+def life(
+    made: Job,
+    weights: trained.InitialWeights | None,
+    options: Config,
+    before: dict[str, Any] | None,
+    path: Path,
+    program: Program,
+    signals: Signals,
+    start: Start,
+    name: str = "",
+) -> Steps[int]:
+    """A run from its job to its exit code. It pauses after its state is restored, and then as `Loop.train` does.
+
+    made, weights: of `prepare`. name: of one of several runs in this process, which says less.
+    """
+    peers = made.peers
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
     known = opening.stage_facts(made)
     resuming = again(path, program.started(peers.processes), made.options)
-    run = begin(made, path, before is not None, start, resuming)  # it refuses before any file is changed
+    run = begin(made, path, before is not None, start, resuming)._replace(name=name)  # refuses before it changes files
+    yield
     config, code = configuration(run, options, before, known, weights), 1
 
     def track() -> None:
@@ -77,8 +98,9 @@ def prepare_and_run(
             run_files.write_json(path / run_files.CONFIG, config)
         if weights:
             print(weights.line(), flush=True)
-        opening.tell(run, known)
-        code = train(run, signals)
+        if not name:
+            opening.tell(run, known)
+        code = yield from train(run, signals)
     except OSError as error:
         code = end(error, run)
     finally:
@@ -105,7 +127,9 @@ def prepare(
     peers.on_all(check)
     named = options.init_from if before is None else None  # a resumed run has its own weights
     weights = peers.on_all(lambda: trained.InitialWeights(named) if named else None)
-    peers.from_zero(lambda: jax_settings.check_new() if before is None else jax_settings.check_resumed(before))
+    peers.from_zero(lambda: jax_settings.check_new() if before is None else None)
+    jax_settings.compute_in(options.precision)
+    peers.from_zero(lambda: None if before is None else jax_settings.check_resumed(before))
     compile_cache.enable()
     jobs.prepare_cpu(before, peers.on_one_core())
     initial = weights.read if weights else None
@@ -216,7 +240,7 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     record.bad = first_refused_updates(state)
 
 
-def session(run: Run, signals: Signals) -> tuple[str, str]:
+def session(run: Run, signals: Signals) -> Steps[tuple[str, str]]:
     """Trains from where the run stands to its end.
 
     Returns:
@@ -233,13 +257,13 @@ def session(run: Run, signals: Signals) -> tuple[str, str]:
     job, record = run.job, run.record
     record.open(run.path, job.options.tensorboard)
     try:
-        with Progress(job.steps, record.step, job.options.epochs, unit=record.unit) as progress:
+        with Progress(job.steps, record.step, job.options.epochs, record.unit, run.name) as progress:
             if run.resumed:
                 batch = f"going on after batch {record.step:,} of {job.steps:,}"
                 progress.say("there is no checkpoint: from the beginning" if run.fresh else batch)
             with Loop(run, signals, progress) as loop:
                 try:
-                    return train_with_rollback(loop)
+                    return (yield from train_with_rollback(loop))
                 except (Diverged, SaveFailed):  # the state is wrong or cannot be saved
                     raise
                 except Stopped:
@@ -261,7 +285,7 @@ def session(run: Run, signals: Signals) -> tuple[str, str]:
         record.close()
 
 
-def train_with_rollback(loop: Loop) -> tuple[str, str]:
+def train_with_rollback(loop: Loop) -> Steps[tuple[str, str]]:
     """Trains and finishes. With --on-nan rollback it goes back to a checkpoint, but never twice for the same batch.
 
     Returns: what Loop.finish returns. Raises: Diverged.
@@ -269,8 +293,8 @@ def train_with_rollback(loop: Loop) -> tuple[str, str]:
     furthest = 0
     while True:
         try:
-            loop.train()
-            return loop.finish()
+            yield from loop.train()
+            return (yield from loop.finish())
         except Diverged as found:
             if loop.options.on_nan != "rollback":
                 raise
@@ -330,7 +354,7 @@ def try_checkpoint(loop: Loop) -> str:
     return f"A checkpoint after {step} was written."
 
 
-def train(run: Run, signals: Signals) -> int:
+def train(run: Run, signals: Signals) -> Steps[int]:
     """Trains, then writes summary.json and the report; returns the exit code. The report is written first, so that the
     sentence on the run's end is the last line. Process 0 writes and prints; the others print only what process 0 cannot
     know."""
@@ -338,7 +362,8 @@ def train(run: Run, signals: Signals) -> int:
     if first:
         (run.path / run_files.SUMMARY).unlink(missing_ok=True)
     try:
-        summary = summarise(run, *session(run, signals))  # involves all processes
+        hashes = yield from session(run, signals)
+        summary = summarise(run, *hashes)  # involves all processes
         if first:
             run_files.write_json(run.path / run_files.SUMMARY, summary)
     except tuple(ENDINGS) as error:

@@ -8,10 +8,10 @@ The batches are a function of (seed, step) alone, so that a resumed run sees the
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -34,6 +34,10 @@ from fdg_jax.training.record import Run
 from fdg_jax.training.sampling import LENGTH, continued, sampled
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
+# Work that pauses (`yield`) where runs that train together wait for one another: where each has entered its batches,
+# and around work whose time does not count. A run by itself goes on at once.
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
 TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
 
 
@@ -81,20 +85,22 @@ class Loop:
         if self.job.peers.first:
             incidents.add(self.run.path, self.record.step, line.removeprefix("WARNING: "))
 
-    def train(self) -> None:
+    def train(self) -> Steps[None]:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""
         self.record.catch_up()
         while True:
             self.read_losses()
             if self.saving.due():
                 with self.record.speed.pause():  # the first one compiles
+                    yield
                     self.saving.save()
+                    yield
             self.agree()
             if self.record.step >= self.job.steps:
                 break
             if self.evaluation_due():
-                self.evaluate()
-            self.dispatch()
+                yield from self.evaluate()
+            yield from self.dispatch()
 
     def agree(self) -> None:
         """Acts on events in any process: a signal, or a checkpoint that could not be written.
@@ -107,7 +113,7 @@ class Loop:
         if "signal" in met:
             raise Stopped(met["signal"])
 
-    def dispatch(self) -> None:
+    def dispatch(self) -> Steps[None]:
         """Enters the next batches into the pipeline: as many as one dispatch takes."""
         with waiting(self.in_flight, "L", self.record.step + 1):
             work = self.feed.next(self.record.step)
@@ -117,6 +123,7 @@ class Loop:
             self.watchdog.may_compile = may_compile
         self.in_dispatch = True
         work.enter(self.pipeline)
+        yield
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         self.in_dispatch = False
         if may_compile:
@@ -142,16 +149,18 @@ class Loop:
         every, step = self.job.evaluated_every, self.record.step
         return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
 
-    def evaluate(self) -> None:
+    def evaluate(self) -> Steps[None]:
         """Evaluates. With --keep-best, saves a checkpoint if this evaluation is the best. Raises Stopped after a
         signal."""
         record = self.record
         with self.paused():  # with the newest weights, whether or not batches are in flight
+            yield
             found = self.pipeline.evaluate(self.test_batches(), self.transform)
             self.read_losses(wait=True)  # so that their lines come before the evaluation's
             sample = self.sample()
             if record.evaluation(found.loss, found.error_percent or 0.0, sample) and self.options.keep_best:
                 self.saving.save(best=True)
+            yield
         self.progress.error = f"test error {record.error:.2f}%"
         measures = record.measures(record.test_loss).items()  # of text: bits per byte
         more = f", test loss {found.loss:.4f}" if record.unit == "tokens" else ""
@@ -186,7 +195,7 @@ class Loop:
             self.agree()
             yield batch
 
-    def finish(self) -> tuple[str, str]:
+    def finish(self) -> Steps[tuple[str, str]]:
         """After the last batch: writes a checkpoint, uses up the batches in flight, and evaluates.
 
         Returns:
@@ -206,14 +215,24 @@ class Loop:
             if self.options.drain:
                 self.saving.drained = True
                 self.pipeline.drain()
+        yield
         self.read_losses(wait=True)
         self.record.late_refusals(self.pipeline.refused())
         self.record.last_line()
-        self.evaluate()
+        yield from self.evaluate()
         if failed:
             raise failed
         self.record.flush()  # summary.json, written next, marks the run as finished: no line may be lost then
         return self.pipeline.parameters_sha256(), state_sha256
+
+
+def to_end(work: Steps[Result]) -> Result:
+    """Does work without pauses. Returns its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
 
 
 class FirstDispatches:
@@ -224,7 +243,7 @@ class FirstDispatches:
     """
 
     def __init__(self, options: Config):
-        one_program = (options.window or 1) > 1 and options.engine == "delay-line"
+        one_program = options.engine == "scan" or ((options.window or 1) > 1 and options.engine == "delay-line")
         self.each = 1 if one_program else 2 * options.K + options.accumulate - 1
         self.shapes: set[tuple[int, ...]] = set()  # of the dispatches so far
         self.left = 0  # how many of the next dispatches may still compile

@@ -61,11 +61,12 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     asked = [f", {name}={getattr(o, name)}" for name in job.asked_for]
     changed = [name for name, option in models.declared(o.model).items() if getattr(o, name) != option.default]
     own = "".join(f", {name}={getattr(o, name)}" for name in changed)
+    computes = o.dtype if o.precision == "auto" else o.precision
     blocks, auxiliary = len(job.partition.blocks), pipeline.auxiliary_parameter_count
     found = [
         f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",
         f"data       {data.name}: {data.described()}",
-        f"model      {o.model}: {pipeline.parameter_count:,} parameters in {blocks} blocks, {o.dtype}{own}",
+        f"model      {o.model}: {pipeline.parameter_count:,} parameters in {blocks} blocks, {computes}{own}",
     ]
     if auxiliary:
         found.append(f"auxiliary  {auxiliary:,} trained parameters that are not part of the network")
@@ -79,7 +80,7 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     if o.optimizer != "sgd" or o.clip_norm:
         found.append(f"optimizer  {optimizer_sentence(o)}")
     found.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}{stop_clause(job)}")
-    about = "engine" if o.engine == "delay-line" else "devices"
+    about = "devices" if o.engine == "pipeline" else "engine"
     return [*found, f"{about:<10} {job.remark}"] if job.remark else found
 
 

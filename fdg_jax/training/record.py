@@ -315,7 +315,7 @@ class Run(NamedTuple):
     """A run: what is trained, where its files are, and where this session begins.
 
     resumed: an earlier session began the run. fresh: the run has no checkpoint. start: what is traced and tracked.
-    again: the command that resumes the run.
+    again: the command that resumes the run. name: of one of several runs in this process; "" for one by itself.
     """
 
     job: Job
@@ -325,6 +325,7 @@ class Run(NamedTuple):
     fresh: bool
     start: Start = ONE_RUN
     again: str = ""
+    name: str = ""
 
     @property
     def newest(self) -> Path | None:
