@@ -9,10 +9,11 @@ import pytest
 from gpu_fakes import Fakes, at, failing
 
 from experiments.gpu import loop, on_device, pages, steps
+from experiments.gpu.__main__ import main
 from experiments.gpu.loop import Choices, Folder, TimeIsUp
-from experiments.gpu.settings import FULL, SMALL, rows
+from experiments.gpu.settings import CAPTURE, FULL, SMALL, rows
 from experiments.harness import run_table
-from fdg_jax import cli
+from fdg_jax import cli, sweep
 from fdg_jax.checks import options as checks
 from fdg_jax.errors import BadInput
 
@@ -73,38 +74,54 @@ def test_a_folder_keeps_what_its_results_depend_on(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [FULL, SMALL], ids=lambda settings: settings.name)
-def test_checks_come_before_speeds_and_speeds_before_rows(settings):
+def test_what_decides_most_comes_first_and_no_step_needs_a_later_one(settings):
     found = steps.steps(settings, Choices(rows=("*",)))
-    kinds, names = [step.kind for step in found], [step.name for step in found]
-    assert kinds == sorted(kinds, key=[loop.CHECK, loop.SPEED, loop.ROWS].index) and len(set(names)) == len(names)
+    names = [step.name for step in found]
+    assert names[:3] == ["devices", "flags", "seeds"] and names[3].startswith("rows-") and len(set(names)) == len(names)
     for number, step in enumerate(found):
         assert set(step.needs) <= set(names[:number])
-        if step.kind != loop.CHECK and step.name not in ("row-flags", "together"):
-            assert {"determinism", "resume", "engines", "memory"} <= set(step.needs)
-
-
-def parsed(words):
-    assert words[0] == "-m"
-    options, given = cli.parse(words[2:], words[1])
-    checks.check(options, given - {"resume"})
-    return options
 
 
 def test_rows_are_trained_by_the_tables_own_words_and_what_is_added_is_free_to_change(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(steps, "Child", lambda words, name, **more: asked.append((words, more["env"])))
     here = at(tmp_path, data_dir=tmp_path / "data")._replace(settings=FULL)
-    here.folder.finish("row-flags", [{"flags": "--xla_gpu_graph_min_graph_size=1"}])
-    here.folder.finish("determinism", [{"flags": "--xla_gpu_autotune_level=0"}])
-    for run in rows(FULL)[:3]:
-        steps.begin(run, here)
+    ratios = {"untuned, float32": 1.0, "tuned, float32": 1.2, "tuned, captured, float32": 1.3}
+    here.folder.finish("flags", [{"side": side, "ratio": ratio} for side, ratio in ratios.items()])
+    found = steps.groups([run for run in rows(FULL) if run.flags["model"] == "resnet20"])
+    assert len(found) == 3 and all([run.flags["seed"] for run in of_row] == [0, 1, 2] for of_row in found.values())
+    for name, of_row in found.items():
+        steps.begin(name, of_row, here)
         words, env = asked.pop()
-        options = parsed(words)
-        assert {name: getattr(options, name) for name in run.flags} == run.flags
-        run_table.check(run, tmp_path, {"asked": dataclasses.asdict(options)})  # else `collect` would refuse it
-        assert (options.resume, options.keep, options.tensorboard) == ("auto", 1, False)
-        flags = {"--xla_gpu_deterministic_ops=true", "--xla_gpu_graph_min_graph_size=1", "--xla_gpu_autotune_level=0"}
-        assert flags <= set(env["XLA_FLAGS"].split()) and env["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+        read = cli.read(words[2:], words[1])
+        checks.check_start(read.start, read.options, read.joining)
+        for run, one in zip(of_row, sweep.combinations(read, cli.Program(words[1])), strict=True):
+            assert {name: getattr(one.options, name) for name in run.flags} == run.flags
+            run_table.check(run, tmp_path, {"asked": dataclasses.asdict(one.options)})  # else `collect` refuses it
+            assert os.readlink(here.folder.rows / run.name) == f"{name}/{one.name}"
+            assert (one.options.keep, one.options.tensorboard, read.start.together) == (1, False, True)
+        assert env["XLA_FLAGS"].endswith(CAPTURE) and env["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+
+
+def test_the_page_says_of_each_speed_what_it_is_or_that_it_is_not_measured():
+    about = {"part": "seeds", "device": "GPU", "python": "3", "jax": "0", "commit": "a", "time": "2026-11-29"}
+    line = {**about, "side": "8 seeds together", "images_per_second": 123456.0, "says": "fast"}
+    page = pages.page([line])
+    assert "| 8 seeds together | 123,456 | GPU |" in page and page.count("| not measured |") == len(FULL.sides) + 2
+
+
+@pytest.mark.slow
+def test_the_small_plan_is_worked_through_in_several_calls(tmp_path, capsys):
+    words = ["--small", "--folder", str(tmp_path / "gpu"), "--minutes"]
+    assert main([*words, "0.15"]) == 0  # the time is over before all is done
+    assert "rows-resnet8" in capsys.readouterr().out
+    assert main([*words, "60", "--only", "devices", "flags", "seeds", "rows-*"]) == 0
+    assert main([*words, "60", "--only", "devices", "flags", "seeds", "rows-*"]) == 0
+    out = capsys.readouterr().out
+    assert "begun" not in out.rpartition("left:")[2]  # the second call has nothing to do
+    folder = Folder(tmp_path / "gpu")
+    assert [line["seeds"] for line in folder.lines("seeds")] == [1, 2]
+    assert len(folder.lines("rows-resnet8")) == 3
 
 
 def test_the_page_of_gpus_is_made_of_its_lines():

@@ -96,7 +96,7 @@ def test_a_run_that_ends_does_not_hold_up_the_others():
     together.leave(runs[2].engine)
     assert [run.batches for run in runs] == [1, 1, 0]
     trained(runs[:2], seeds[:2], 1, [1])
-    assert [run.updates for run in runs[:2]] == [[0, 2]] * 2
+    assert [run.updates for run in runs[:2]] == [[1, 2]] * 2
 
 
 @pytest.mark.slow
@@ -127,3 +127,10 @@ def test_a_hundred_batches_of_a_residual_network_have_the_losses_of_runs_alone(d
         gap = np.abs(np.subtract(losses(run), losses(one)))
         print(dtype, "largest difference of the losses", gap[:10].max(), gap.max())
         assert gap[:10].max() < (1e-4 if dtype == "float32" else 0.05)
+
+
+def test_a_gradient_is_written_into_its_ring_by_one_operation_for_each_dtype():
+    run = run_of(3)
+    arguments = run.engine.run, *DATA, rows(3, 0, 2)
+    text = str(jax.make_jaxpr(run.engine._window)(*arguments))
+    assert text.count("dynamic_update_slice") == 2  # the gradients of stage 1, and the version that they are of

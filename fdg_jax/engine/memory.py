@@ -94,7 +94,7 @@ def predict(engine: Engine) -> list[Memory]:
     not counted.
     """
     if isinstance(engine, ScanEngine):
-        lines = zip(engine.run.lines, engine.run.sums, strict=True)
+        lines = zip(jax.eval_shape(engine.unpacked, engine.run).lines, engine.run.sums, strict=True)
         waiting = [tree_bytes((line.grads, line.then, held.grads if held else ())) for line, held in lines]
         states = zip(engine.problem.specs, engine.run.stages, waiting, strict=True)
         return [initial(spec.k, s, tree_bytes(s.params))._replace(gradients=line) for spec, s, line in states]

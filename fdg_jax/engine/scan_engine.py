@@ -27,9 +27,10 @@ from fdg_jax.stages.functions import (
     split_variables,
 )
 from fdg_jax.stages.nonfinite import guard_statistics
-from fdg_jax.stages.packing import shapes_of
+from fdg_jax.stages.packing import Packing, shapes_of
 from fdg_jax.stages.preprocessing import Preprocess
 from fdg_jax.stages.update import UpdateRule, average, evaluated, first_refused, newest_norm
+from fdg_jax.transport.devices import Place
 
 Tree = Any
 
@@ -40,6 +41,7 @@ class ScanEngine(Engine):
     run: the state of the run.
     step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first refused updates or None, norms
         of gradients)).
+    unpacked, packed: a state with the gradients in its rings as trees, as checkpoints have them, and with packed ones.
     seeds: the program that trains this run together with others (fdg_jax.engine.seeds), and has its state then; None
         for a run by itself.
     """
@@ -58,8 +60,14 @@ class ScanEngine(Engine):
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
         self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
-        run = self.place.put_weights(delay_line.start(states, lines))
+        if type(self.place) is Place:  # parts of an array on several devices are not joined
+            rings = delay_line.start(states, lines).lines
+            kept = [jax.eval_shape(lambda ring: jax.tree.map(lambda leaf: leaf[0], ring), ring) if D else None
+                    for D, ring in zip(schedule.delays, rings, strict=True)]  # fmt: skip
+            self.lines = lines = lines._replace(packings=[Packing(gradient) for gradient in kept])
+        run = self.place.put_weights(lines.rings(lines.pack, delay_line.start(states, lines)))
         self.run = jax.tree.map(jnp.copy, run)  # the arrays are donated, so they must not be the caller's
+        self.unpacked, self.packed = (programs.jit(partial(lines.rings, way)) for way in (lines.unpack, lines.pack))
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
         self._outputs = programs.jit(self.whole)
@@ -108,7 +116,8 @@ class ScanEngine(Engine):
         first = [self.first_state(k, key, *split_variables(each)) for k, each in enumerate(variables, 1)]
         other.losses, other.entered, other.unfinished = self.no_losses(), 0, None
         other._make_inputs = programs.jit(preprocess.inputs)
-        other.run = jax.tree.map(jnp.copy, self.place.put_weights(delay_line.start(first, self.lines)))
+        run = self.lines.rings(self.lines.pack, delay_line.start(first, self.lines))
+        other.run = jax.tree.map(jnp.copy, self.place.put_weights(run))
         return other
 
     def first_state(self, k: int, key: jax.Array, params: Tree, extra: dict[str, Tree]) -> StageState:
@@ -243,14 +252,15 @@ class ScanEngine(Engine):
         return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.run, "run/"))
+        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.unpacked(self.run), "run/"))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
-        run, entered = states.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
+        like = self.unpacked(self.run)
+        run, entered = states.unflatten(like, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
-        run = self.place.put_weights(run, self.run)
+        run = self.packed(self.place.put_weights(run, like))
         self.within_tick = True
         self.run, self.entered, self.losses = run, entered, self.no_losses()
         self.within_tick = False

@@ -9,7 +9,10 @@ This module has this as pure functions, for accelerators: many batches in one di
 delay-line engine is the host loop with BP's schedule and delayed stages (fdg_jax.engine.host_engine says why).
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +20,7 @@ import jax.numpy as jnp
 
 from fdg_jax.stages.functions import Functions, StageState
 from fdg_jax.stages.nonfinite import select
+from fdg_jax.stages.packing import Packing
 from fdg_jax.stages.update import UpdateRule, was_made
 
 Tree = Any
@@ -44,6 +48,7 @@ class LineOptions(NamedTuple):
     mean: whether these gradients are averaged instead of summed.
     dtype: the dtype of waiting gradients; None keeps their own.
     keep_weights: whether the weights of the forward pass wait beside every gradient, even if no correction needs them.
+    packings: for each stage, how a waiting `Gradient` is packed, so that few programs write it; None: it is not.
     """
 
     delays: Sequence[int]
@@ -52,6 +57,21 @@ class LineOptions(NamedTuple):
     mean: bool = False
     dtype: Any = None
     keep_weights: bool = False
+    packings: Sequence[Packing] | None = None
+
+    def pack(self, i: int, gradient: Gradient) -> Tree:
+        """A gradient of stage k = i + 1 as it waits."""
+        return self.packings[i].pack(gradient) if self.packings else gradient
+
+    def unpack(self, i: int, waiting: Tree) -> Gradient:
+        """The inverse of `pack`."""
+        return self.packings[i].unpack(waiting) if self.packings else waiting
+
+    def rings(self, change: Callable[[int, Tree], Tree], run: DelayState) -> DelayState:
+        """The state of a run with `pack` or `unpack` done to the gradients in its rings."""
+        changed = [jax.vmap(partial(change, i))(line) if D else line
+                   for i, (D, line) in enumerate(zip(self.delays, run.lines, strict=True))]  # fmt: skip
+        return run._replace(lines=tuple(changed))
 
 
 class Sum(NamedTuple):
@@ -151,12 +171,12 @@ def slots(D: int) -> int:
     return D + 1 if D else 0
 
 
-def read_slot(line: Gradient, slot: jax.Array) -> Gradient:
+def read_slot(line: Tree, slot: jax.Array) -> Tree:
     """The gradient in a slot of the ring."""
     return jax.tree.map(lambda ring: jax.lax.dynamic_index_in_dim(ring, slot, keepdims=False), line)
 
 
-def write_slot(line: Gradient, slot: jax.Array, gradient: Gradient) -> Gradient:
+def write_slot(line: Tree, slot: jax.Array, gradient: Tree) -> Tree:
     """The ring with another gradient in a slot."""
     put = jax.lax.dynamic_update_index_in_dim
     return jax.tree.map(lambda ring, new: put(ring, new.astype(ring.dtype), slot, 0), line, gradient)
@@ -216,8 +236,8 @@ def use(
     rule, D, late, due = lines.rules[i], lines.delays[i], new, jnp.asarray(True)
     if D:
         due = batch > D
-        line = write_slot(line, (batch - 1) % (D + 1), new)
-        late = read_slot(line, batch % (D + 1))
+        line = write_slot(line, (batch - 1) % (D + 1), lines.pack(i, new))
+        late = lines.unpack(i, read_slot(line, batch % (D + 1)))
     at, changes = use_late(rule, lines, at, late, due, **extra)
     return Used(at, line, late, due, changes)
 
@@ -319,7 +339,7 @@ def drain_stage(lines: LineOptions, i: int, at: Progress, line: Any, batch: jax.
 
     def use_next(late: Any, at: Progress) -> Progress:
         of = batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
-        return use_late(rule, lines, at, read_slot(line, (of - 1) % (D + 1)), of >= 1)[0]
+        return use_late(rule, lines, at, lines.unpack(i, read_slot(line, (of - 1) % (D + 1))), of >= 1)[0]
 
     at = jax.lax.fori_loop(1, D + 1, use_next, at) if D else at
     if at.sum is not None:
