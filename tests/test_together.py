@@ -54,7 +54,7 @@ def test_runs_together_stop_and_go_on_together_or_alone_and_are_the_runs_alone(t
     train("--seeds 0,1 --together --run-dir parts --steps 7")
     assert of(tmp_path / "parts" / "seed-1", "steps") == 7
     train("--seeds 0-1 --together --run-dir parts --steps 12")
-    train("--seeds 1 --together --run-dir parts")  # one of them goes on by itself
+    train("--seeds 1 --together --run-dir parts --steps 18")  # one of them goes on by itself
     again = ["--resume", "--run-dir", "parts/seed-0", "--trust-code", "--steps", "18"]
     assert cifar.main(again) == 0  # the other goes on as any run does
     train("--run-dir alone --seed 1 --engine scan")
