@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
@@ -26,8 +25,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.fields import as_flags
-from fdg_jax.runs import locking, reading, run_files, trackers
-from fdg_jax.runs.progress import count
+from fdg_jax.runs import locking, trackers
 from fdg_jax.training import processes
 from fdg_jax.training.processes import Elsewhere, Silent
 
@@ -86,8 +84,8 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
             checks.check(asked, given if not asked.resume else frozenset())
         options, config = asked, None
         if asked.resume:
-            options, config = peers.on_all(lambda: resumed(path, asked, given))
-            if peers.from_zero(lambda: finished(path, options)):
+            options, config = peers.on_all(lambda: lifecycle.resumed(path, asked, given))
+            if peers.from_zero(lambda: lifecycle.finished(path, options)):
                 if peers.first:
                     lifecycle.write_report(path, config)  # a run that was killed at its very end may lack the report
                 return 0
@@ -99,25 +97,6 @@ def claim(asked: Config, held: ExitStack) -> tuple[str, bool]:
     claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
     path, resume = held.enter_context(claimed)
     return str(path), resume
-
-
-def resumed(path: Path, asked: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
-    """Returns the options of the resumed run and its config.json. Raises BadInput."""
-    options, config = reading.resumed_options(path, asked, given)
-    checks.check(options, frozenset())
-    for _ in run_files.metrics(path / run_files.METRICS):  # a damaged line is refused before the work
-        pass
-    return options, config
-
-
-def finished(path: Path, options: Config) -> bool:
-    """Whether the run to be resumed is already finished; if so, prints that."""
-    if (steps := reading.finished_steps(path, options)) is None:
-        return False
-    longer = f"With --init-from {path} another run begins with its weights"
-    more = "With more --steps it goes on" if options.steps else longer
-    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
-    return True
 
 
 def leave(code: int) -> None:
