@@ -108,7 +108,7 @@ def test_a_damaged_config_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("name", "value", "said"), [
     ("K", True, "K is True, which is no whole number"),
-    ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line"),
+    ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line or scan"),
     ("steps", "9", "steps is '9', which is no whole number or null"),
     ("resumed", 3, "resumed is 3, which is no list or null"),
 ])  # fmt: skip
