@@ -8,6 +8,7 @@ from model_parts import example_of, met, normal, plain
 from small import jit, mostly_slow
 
 from fdg_jax import layers, models, split
+from fdg_jax.models import resnet
 from fdg_jax.split import Stage
 from fdg_jax.stages.functions import ComputeOptions, functions
 from fdg_jax.stages.precision import precision
@@ -158,3 +159,12 @@ def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(names):
         assert {leaf.shape[0] for leaf in kept} <= {2}, block  # the batch's two examples
         assert {leaf.dtype for leaf in kept} <= {jnp.dtype(dtype), jnp.dtype(bool)}
     assert len(seen) > 5
+
+
+def test_the_maximum_of_slices_is_that_of_the_window_and_has_its_gradient():
+    x = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
+    for each in (x, x[:, :, :7]):
+        found = [jax.value_and_grad(lambda x, pool=pool: jnp.sum(pool(x) ** 3))(each)
+                 for pool in (resnet.max_pool, resnet.maximum_of_slices)]  # fmt: skip
+        np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
+        np.testing.assert_array_equal(found[0][1], found[1][1])

@@ -12,7 +12,7 @@ from stored_runs import asked, stored_run
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import reading, run_files, thinning
-from fdg_jax.training import lifecycle, policies, resuming
+from fdg_jax.training import lifecycle, policies
 from fdg_jax.training.record import Record
 
 
@@ -181,7 +181,8 @@ def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
     summary = {"steps": 5, "epochs": 1.0, "test_error_percent": 9.0, "seconds": 1.0}
     run_files.write_json(tmp_path / "summary.json", summary)
     options = asked(batch_size=32, train_size=160, epochs=2)
-    assert resuming.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
-    assert not resuming.finished(tmp_path, dataclasses.replace(options, steps=6))
+    assert lifecycle.finished(tmp_path, dataclasses.replace(options, steps=5))
+    assert "5 batches" in capsys.readouterr().out
+    assert not lifecycle.finished(tmp_path, dataclasses.replace(options, steps=6))
     with pytest.raises(BadInput, match="--steps 4: the run is at batch 5"):
-        resuming.finished(tmp_path, dataclasses.replace(options, steps=4))
+        lifecycle.finished(tmp_path, dataclasses.replace(options, steps=4))

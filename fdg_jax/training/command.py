@@ -19,13 +19,14 @@ from pathlib import Path
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import CommandLine, Program
+from fdg_jax.config import Config
 from fdg_jax.data import loading
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.fields import as_flags
-from fdg_jax.runs import trackers
-from fdg_jax.training import processes, resuming
+from fdg_jax.runs import locking, trackers
+from fdg_jax.training import processes
 from fdg_jax.training.processes import Elsewhere, Silent
 
 
@@ -74,7 +75,7 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
         return lifecycle.dry_run(asked, program, signals)
     peers = processes.join(words.joining, asked, given)
     with ExitStack() as held:
-        path, resume = peers.from_zero(lambda: resuming.claim(asked, held))
+        path, resume = peers.from_zero(lambda: claim(asked, held))
         path = Path(path)
         if peers.processes > 1:
             processes.check_shared(path, peers)
@@ -83,12 +84,19 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
             checks.check(asked, given if not asked.resume else frozenset())
         options, config = asked, None
         if asked.resume:
-            options, config = peers.on_all(lambda: resuming.resumed(path, asked, given))
-            if peers.from_zero(lambda: resuming.finished(path, options)):
+            options, config = peers.on_all(lambda: lifecycle.resumed(path, asked, given))
+            if peers.from_zero(lambda: lifecycle.finished(path, options)):
                 if peers.first:
                     lifecycle.write_report(path, config)  # a run that was killed at its very end may lack the report
                 return 0
         return lifecycle.prepare_and_run(options, config, path, program, signals, peers, words.start)
+
+
+def claim(asked: Config, held: ExitStack) -> tuple[str, bool]:
+    """Claims the run directory. Returns its path, and whether it holds a run to resume. held: keeps the claim."""
+    claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
+    path, resume = held.enter_context(claimed)
+    return str(path), resume
 
 
 def leave(code: int) -> None:

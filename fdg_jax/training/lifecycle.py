@@ -47,6 +47,25 @@ class Broken(Exception):
     """An unexpected exception (`__cause__`) has ended the training. The text says whether a checkpoint was written."""
 
 
+def resumed(path: Path, asked: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
+    """Returns the options of the resumed run and its config.json. Raises BadInput."""
+    options, config = reading.resumed_options(path, asked, given)
+    checks.check(options, frozenset())
+    for _ in run_files.metrics(path / run_files.METRICS):  # a damaged line is refused before the work
+        pass
+    return options, config
+
+
+def finished(path: Path, options: Config) -> bool:
+    """Whether the run to be resumed is already finished; if so, prints that."""
+    if (steps := reading.finished_steps(path, options)) is None:
+        return False
+    longer = f"With --init-from {path} another run begins with its weights"
+    more = "With more --steps it goes on" if options.steps else longer
+    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
+    return True
+
+
 def prepare_and_run(
     options: Config,
     before: dict[str, Any] | None,

@@ -23,7 +23,7 @@ from fdg_jax.options.common import Start
 from fdg_jax.runs import locking
 from fdg_jax.sweep import Combination
 from fdg_jax.training import job as jobs
-from fdg_jax.training import lifecycle, resuming
+from fdg_jax.training import lifecycle
 from fdg_jax.training.job import Job
 from fdg_jax.training.loop import Steps
 from fdg_jax.training.processes import Peers
@@ -88,8 +88,8 @@ def to_make(one: Combination, folder: Path, held: contextlib.ExitStack) -> Asked
     options = dataclasses.replace(one.options, resume=resumes)
     if not resumes:
         return Asked(path, options, None)
-    options, before = resuming.resumed(path, options, one.given)
-    return None if resuming.finished(path, options) else Asked(path, options, before)
+    options, before = lifecycle.resumed(path, options, one.given)
+    return None if lifecycle.finished(path, options) else Asked(path, options, before)
 
 
 def check(job: Job) -> None:
