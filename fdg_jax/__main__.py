@@ -29,6 +29,7 @@ COMMANDS = {
     "Use what was trained": {
         "fdg_jax.compare": "runs beside one another: numbers, options, curves",
         "fdg_jax.evaluate": "test loss and error of a run, at any checkpoint",
+        "fdg_jax.sample": "text that a language model continues",
         "fdg_jax.export": "write its weights into a safetensors file",
     },
     "Understand the methods": {

@@ -121,7 +121,7 @@ def test_every_engine_and_method_predicts_and_exports(options):
 
 
 @pytest.mark.parametrize(("inputs", "match"), [
-    (X[:, :7], r"predict cannot take inputs float32\[16, 7\]: .* stage 1 takes float32\[16, 8\]\. .* by transform="),
+    (X[:, :7], r"predict cannot take inputs float32\[16, 7\]: .* stage 1 takes float32\[16, 8\]\. .* with transform="),
     (X.astype(np.int32), r"the inputs are int32\[16, 8\], but at init"),
     (X[:0], r"^the inputs are float32\[0, 8\]: there is no example. Give predict at least one.$"),
     (X.tolist(), "numpy.asarray"),
