@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.harness import machines, report, side_specs, turns, validate
 from fdg_jax import methods, models, split
+from fdg_jax.checks.options import replicas
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.placement import processes_of_stages
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
@@ -44,9 +45,7 @@ def cuts_of(side: side_specs.Side, blocks: int, times: machines.BlockTimes) -> t
     """The cuts for a value of --split; for `measured` they follow from `times`."""
     if side.K == 1:
         return ()
-    costs, (classes, image) = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)], shape(side.model)
-    if side.split == "balanced":
-        costs = split.block_costs(side.model, classes, (1, *image))
+    costs = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)]
     return split.parse(side.split or "balanced", side.model, side.K, blocks, costs)
 
 
@@ -70,7 +69,10 @@ def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -
     from benchmarks.harness import model_shapes
 
     classes, image = shape(side.model)
-    blocks = models.blocks(side.model, classes)
+    blocks, R = models.blocks(side.model, classes), replicas_of(side, given)
+    if side.split == "balanced" and side.K > 1:
+        cuts = split.balanced(split.block_costs(side.model, classes, (1, *image)), side.K, R)
+        side = dataclasses.replace(side, split=",".join(map(str, cuts)))
     links, processes = network(given, side.K)
     shared: dict[str, Any] = {"link": links, "processes": processes, "run_ahead": RUN_AHEAD}
     shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
@@ -88,9 +90,13 @@ def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -
         made = machines.of_operations(timed, side.method, None)._replace(patient=False, **shared)
     else:
         made = machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared)
-    several = side.K > 1 and not methods.find(side.method).places
-    R = given.replicas * (side.K if len(given.replicas) == 1 else 1) if several else [1] * side.K
     return made.replicated(R, shapes.weights, machines.link(given.within)), cuts, shapes
+
+
+def replicas_of(side: side_specs.Side, given: report.Given) -> list[int]:
+    """The devices of each stage of a side. BP on one has one, and data parallelism spreads every stage by itself."""
+    several = side.K > 1 and not methods.find(side.method).places
+    return replicas(given.replicas, side.K) if several else [1] * side.K
 
 
 def programs_of(side: side_specs.Side) -> str:
@@ -175,7 +181,7 @@ def parser() -> report.Parser:
     link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (without units us and GB/s)"
     add("--link", default="none", help=link)
     add("--processes", type=report.positive, default=1, help="number of processes, each with a host (default 1)")
-    add("--replicas", type=report.positive, nargs="+", default=[1], help="devices of each stage: R, or R_1 ... R_K")
+    add("--replicas", default="1", help="devices of each stage: R, or R_1,...,R_K")
     add("--within", default="none", help="the link between the devices of a stage, as --link (default none)")
     add("--times", default="measured", help="measured (default) or a file of block times")
     add("--host-microseconds", type=float, default=0.0, help="time of the host thread per dispatch (default 0)")
@@ -192,7 +198,7 @@ def simulated(given: report.Given) -> list[dict[str, Any]]:
     n_blocks = len(models.blocks(given.model, 10))
     for side in (side for side in sides if side.K > 1):  # before anything is measured
         split.parse(given.split, given.model, side.K, n_blocks, [1.0] * n_blocks)
-        network(given, side.K)
+        network(given, side.K), replicas_of(side, given)
         if given.processes > 1 and methods.find(side.method).places:
             raise BadInput(f"--processes {given.processes}: {side.name} needs one process. Leave it out.")
     alone = validate.parse("bp", given, 1)

@@ -1,5 +1,6 @@
 """Refuses wrong options before any work: first values, which need nothing else, then names, which need the model."""
 
+import math
 import os
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options.common import AUTO, Joining, Start
 from fdg_jax.options.fields import checked, named, said, spelled
 
+MOST_REPLICAS = 1000
 # The options of some data sets only -> the data sets, or kinds of them, that have them.
 OF_DATA = {
     "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
@@ -48,26 +50,37 @@ def check(config: Config, given: Collection[str]) -> Plan:
     plan = of_config(o, given)
     # An explicit --beta 1 is intended, as one arm of a comparison. A resumed run has neither flag in `given`.
     shrinks = "shrink" in corrections.split_names(o.correct) and "correct" in given and "beta" not in given
+    R, M = replicas(o.replicas, o.K), plan.schedule.micro_batches
     refuse_where(o, (
         (shrinks and o.beta == 1 < o.K, "correct", "with beta 1, which is the default, shrink changes no gradient",
          f"Add a smaller one, such as {said('beta', 0.5)} (or {said('beta', 1)}, if that is what you want)"),
         (o.correct != "none" and o.K > 1 and not plan.staleness, "correct",
          f"with method {plan.method.name} no gradient is late, so there is nothing to correct",
          "Leave it out, or use a method such as fdg or ddg"),
-        *((getattr(o, name) > 1 and plan.method.places, name,
+        *((several and plan.method.places, name,
            f"method {plan.method.name} spreads every stage over the K devices by itself", "Leave it out")
-          for name in ("replicas", "tensor")),
-        (o.fsdp and o.replicas == 1, "fsdp", "weights are cut over the replicas of a stage, and it has one",
+          for name, several in (("replicas", max(R) > 1), ("tensor", o.tensor > 1))),
+        (o.fsdp and max(R) == 1, "fsdp", "weights are cut over the replicas of a stage, and it has one",
          "Add --replicas 2, say"),
         (models.takes(o.model) != "tokens" and (o.fsdp or o.tensor > 1), "fsdp" if o.fsdp else "tensor",
          f"the weights of {o.model} do not name their axes", "Leave it out, or train a transformer"),
-        (o.batch_size // plan.schedule.micro_batches % o.replicas, "replicas",
+        (o.batch_size // M % math.lcm(*R), "replicas",
          f"a batch of {o.batch_size} cannot be cut over so many devices",
-         f"Use a batch size that is a multiple of {o.replicas * plan.schedule.micro_batches}"),
-        (o.batch_size < plan.schedule.micro_batches, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
+         f"Use a batch size that is a multiple of {math.lcm(*R) * M}"),
+        (o.batch_size < M, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
          "Use fewer micro-batches or larger batches"),
     ))  # fmt: skip
     return plan
+
+
+def replicas(text: str, K: int) -> list[int]:
+    """The devices of stages k = 1..K that `--replicas TEXT` means: "2" for all, or "4,2" for K=2. Raises BadInput."""
+    words = text.split(",")
+    found = [int(word) for word in words if word.isdecimal() and 0 < int(word) <= MOST_REPLICAS]
+    if len(found) < len(words) or len(words) not in (1, K):
+        fact = f"{said('replicas', text)} does not give K={K} stages 1 to {MOST_REPLICAS} devices each"
+        raise BadInput(f"{fact}. Use one number for all, or one for each stage, such as 4,2 for K=2.")
+    return found * (K // len(found))
 
 
 def refuse_where(options: Any, rules: Iterable[tuple[Any, str, str, str]]) -> None:
