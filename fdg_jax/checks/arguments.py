@@ -199,6 +199,7 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     for k, device in enumerate(found, 1):
         if not isinstance(device, jax.Device | Mesh):
             raise BadInput(f"the device of stage k={k} is {kind(device)}, not a JAX device. {way_out}")
+    found = [each.devices.flat[0] if isinstance(each, Mesh) and each.size == 1 else each for each in found]
     return [found[0]] * K if alone else found
 
 
