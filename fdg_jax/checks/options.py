@@ -74,12 +74,13 @@ def check(config: Config, given: Collection[str]) -> Plan:
 
 
 def replicas(text: str, K: int) -> list[int]:
-    """The devices of stages k = 1..K that `--replicas TEXT` means: "2" for all, or "4,2" for K=2. Raises BadInput."""
-    words = text.split(",")
+    """The devices of stages k = 1..K that `--replicas TEXT` means: "2" for all, "4,2", "8/K". Raises BadInput."""
+    n, of_all, none = text.partition("/K")
+    words = [str(int(n) // K)] if of_all and n.isdecimal() and not none else text.split(",")
     found = [int(word) for word in words if word.isdecimal() and 0 < int(word) <= MOST_REPLICAS]
     if len(found) < len(words) or len(words) not in (1, K):
         fact = f"{said('replicas', text)} does not give K={K} stages 1 to {MOST_REPLICAS} devices each"
-        raise BadInput(f"{fact}. Use one number for all, or one for each stage, such as 4,2 for K=2.")
+        raise BadInput(f"{fact}. Use one number for all, one for each, such as 4,2 for K=2, or 8/K for 8 in all.")
     return found * (K // len(found))
 
 

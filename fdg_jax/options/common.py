@@ -51,9 +51,9 @@ class Common:
         shown="pipeline; delay-line if there are fewer accelerators than K, or K=1, and the method allows it"
     )
     replicas: str = option(
-        "1", "Devices of each stage, K x R in all, or one number for each stage, such as 4,2. Each has the stage's "
-        "weights and computes its part of the batch; the numbers are those of one device, except for rounding.",
-        metavar="R", group="method", free=True
+        "1", "Devices of each stage, K x R in all; or one number for each stage, such as 4,2; or 8/K for 8 in all. "
+        "Each has the stage's weights and computes its part of the batch; the numbers are those of one device, except "
+        "for rounding.", metavar="R", group="method", free=True
     )
     tensor: int = option(
         1, "Devices of each replica of a stage of a transformer, K x R x T in all: heads and hidden units are cut over "
