@@ -14,6 +14,9 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from benchmarks.harness import machines, paper_speeds, report
 from benchmarks.harness.machines import LINKS, BlockTimes
 from fdg_jax import methods, models, split
@@ -21,6 +24,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.pages.charts import canvas, plain
 from fdg_jax.schedule.ideal import COMPARED, tick_time
 from fdg_jax.schedule.simulator import Link, Prediction, predict
+from fdg_jax.stages.shapes import with_examples
 
 COLOURS = {"none": "#7b8794", "nvlink": "#009e73", "pcie": "#0072b2", "fitted link": "#d55e00"}
 MARKERS = {"one block": "s", "stage": "o", "link": "v", "host": "^", "waiting": "D"}
@@ -40,8 +44,6 @@ class Network(NamedTuple):
     label: str
     model: str
     batch_size: int
-    classes: int
-    image: tuple[int, int, int]
     Ks: Sequence[int]
     fitted_to: str
 
@@ -49,9 +51,9 @@ class Network(NamedTuple):
 _WRN_Ks, _CIFAR_Ks = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 56)
 _IMAGENET_Ks = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 26, 35)
 NETWORKS = (
-    Network("WRN-28-10", "wrn28_10", 128, 10, (32, 32, 3), _WRN_Ks, "WRN-28-10"),
-    Network("ResNet-110", "resnet110", 128, 10, (32, 32, 3), _CIFAR_Ks, "WRN-28-10"),
-    Network("ResNet-101", "resnet101_imagenet", 64, 1000, (224, 224, 3), _IMAGENET_Ks, "ResNet-101"),
+    Network("WRN-28-10", "wrn28_10", 128, _WRN_Ks, "WRN-28-10"),
+    Network("ResNet-110", "resnet110", 128, _CIFAR_Ks, "WRN-28-10"),
+    Network("ResNet-101", "resnet101_imagenet", 64, _IMAGENET_Ks, "ResNet-101"),
 )
 
 
@@ -62,14 +64,23 @@ class Measures(NamedTuple):
     sends: list[int]
 
 
-def measures(network: Network) -> Measures:
-    import jax
-    import numpy as np
+TOKENS = jax.ShapeDtypeStruct((1, 1024), np.int32)
 
-    x: Any = jax.ShapeDtypeStruct((network.batch_size, *network.image), np.float32)
-    flops = split.block_costs(network.model, network.classes, (1, *network.image))
-    sends = []
-    for block in models.blocks(network.model, network.classes):
+
+def network_of(model: str) -> tuple[list[Any], Any, Any]:
+    """The blocks of a model, and the shapes of an example and of its label: 1,024 tokens of GPT-2's vocabulary, an
+    image of ImageNet or of CIFAR-10."""
+    if models.takes(model) == "tokens":
+        return models.blocks(model, 50257), TOKENS, TOKENS
+    classes, size = (1000, 224) if model.endswith("_imagenet") else (10, 32)
+    image, label = jax.ShapeDtypeStruct((1, size, size, 3), np.float32), jax.ShapeDtypeStruct((1,), np.int32)
+    return models.blocks(model, classes), image, label
+
+
+def measures(network: Network) -> Measures:
+    blocks, x, _ = network_of(network.model)
+    flops, x, sends = split.costs(blocks, x), with_examples(x, network.batch_size), []
+    for block in blocks:
         x = jax.eval_shape(lambda x, block=block: block.init_with_output(jax.random.key(0), x, False)[0], x)
         sends.append(int(np.prod(x.shape)) * 4)
     return Measures([network.batch_size * n for n in flops], sends)
@@ -77,17 +88,17 @@ def measures(network: Network) -> Measures:
 
 def flops_per_second(network: Network, of: Measures) -> float:
     """The device's FLOP/s with which BP reaches the paper's images per second."""
-    return (sum(of.flops) + sum(backward(of))) * PAPER[network.label, "BP", 1] / network.batch_size
+    return (sum(of.flops) + sum(backward(of.flops))) * PAPER[network.label, "BP", 1] / network.batch_size
 
 
-def backward(of: Measures) -> list[float]:
-    """FLOPs of each block's backward pass."""
-    return [of.flops[0], *(2 * n for n in of.flops[1:])]
+def backward(flops: Sequence[float]) -> list[float]:
+    """FLOPs of each block's backward pass, from those of its forward pass."""
+    return [flops[0], *(2 * n for n in flops[1:])]
 
 
-def times_of(of: Measures, speed: float) -> BlockTimes:
+def times_of(flops: Sequence[float], speed: float) -> BlockTimes:
     """Seconds of the blocks on a device with so many FLOP/s."""
-    return BlockTimes([n / speed for n in of.flops], [n / speed for n in backward(of)], [0.0] * len(of.flops))
+    return BlockTimes([n / speed for n in flops], [n / speed for n in backward(flops)], [0.0] * len(flops))
 
 
 def run(
@@ -175,7 +186,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     out = report.folder(given.out)
     known = {network.label: measures(network) for network in NETWORKS}
     speeds = {n.label: flops_per_second(n, known[n.label]) for n in NETWORKS if n.fitted_to == n.label}
-    of = {n.label: times_of(known[n.label], speeds[n.fitted_to]) for n in NETWORKS}
+    of = {n.label: times_of(known[n.label].flops, speeds[n.fitted_to]) for n in NETWORKS}
     last = NETWORKS[-1]
     slow, blocking = (fitted_link(last, of[last.label], known[last.label], how) for how in (True, False))
     links = {**{name: LINKS[name] for name in ("none", "nvlink", "pcie")}, "fitted link": slow}

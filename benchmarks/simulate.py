@@ -6,8 +6,9 @@
 
 The simulator runs a schedule on devices whose operations take given times. `--times measured` (default) measures every
 operation of every stage alone, in a process pinned to one core that trains this pipeline, so a device is a core.
-`--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}. Images/s
-of K devices exclude the host, unless `--host-microseconds` gives the time of a dispatch.
+`--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}, and
+`--times 50TFLOP/s` takes the blocks' FLOPs at that speed, twice for a backward pass. Images/s of K devices exclude the
+host, unless `--host-microseconds` gives the time of a dispatch. Memory is that of each device of a stage.
 
 `--processes N` spreads the stages over N processes as the library does, each with a host of its own. `--link` is then
 the link between processes, and messages within a process take no time. "Links busy" is the share of time in
@@ -25,29 +26,17 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
+from benchmarks import scaling
 from benchmarks.harness import machines, report, side_specs, turns, validate
 from fdg_jax import methods, models, split
+from fdg_jax.checks.options import replicas
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.placement import processes_of_stages
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
+from fdg_jax.stages.shapes import with_examples
 from fdg_jax.transport import devices
 
 RUN_AHEAD = 16  # losses that may be unread
-
-
-def shape(model: str) -> tuple[int, tuple[int, int, int]]:
-    """The classes and the images of a model: ImageNet's, or CIFAR-10's."""
-    return (1000, (224, 224, 3)) if model.endswith("_imagenet") else (10, (32, 32, 3))
-
-
-def cuts_of(side: side_specs.Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
-    """The cuts for a value of --split; for `measured` they follow from `times`."""
-    if side.K == 1:
-        return ()
-    costs, (classes, image) = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)], shape(side.model)
-    if side.split == "balanced":
-        costs = split.block_costs(side.model, classes, (1, *image))
-    return split.parse(side.split or "balanced", side.model, side.K, blocks, costs)
 
 
 def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
@@ -60,37 +49,47 @@ def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
     return [NO_LINK if given.processes > 1 and a == b else link for a, b in pairwise(processes)], processes
 
 
-def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
+def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any], R: Sequence[int]) -> tuple[Any, ...]:
     """The machine of a side.
 
-    known: earlier measurements, which are extended.
+    known: earlier measurements, which are extended. R: the devices of each stage.
 
     Returns: (the machine, the cuts, bytes of its stages and messages), measured now or read from the file.
     """
     from benchmarks.harness import model_shapes
 
-    classes, image = shape(side.model)
-    blocks = models.blocks(side.model, classes)
+    blocks, *example = scaling.network_of(side.model)
+    flops = split.costs(blocks, example[0])
+    if side.split == "balanced" and side.K > 1:
+        side = dataclasses.replace(side, split=",".join(map(str, split.balanced(flops, side.K, R))))
     links, processes = network(given, side.K)
     shared: dict[str, Any] = {"link": links, "processes": processes, "run_ahead": RUN_AHEAD}
     shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
     if given.times != "measured":
-        times = machines.read(given.times, len(blocks))
-        cuts = cuts_of(side, len(blocks), times)
+        speed, batch = machines.quantity(given.times, {"TFLOP/s": 1e12}), [side.batch_size * n for n in flops]
+        times = scaling.times_of(batch, speed) if speed else machines.read(given.times, len(blocks))
+        costs = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)]
+        cuts = split.parse(side.split or "balanced", side.model, side.K, len(blocks), costs, R) if side.K > 1 else ()
     else:
         times, programs = None, programs_of(side)
         if programs not in known:
             known[programs] = measured(side, given)
         timed, cuts = known[programs]
-    shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, image)
+    of = {r: model_shapes.of(blocks, cuts, side.method, side.options, *with_examples(example, side.batch_size // r))
+          for r in {1, *R}}  # fmt: skip
+    shapes = of[1]._replace(memory=[of[r].memory[k] for k, r in enumerate(R) if of[r].memory])
     shared["size"] = machines.sizes(shapes.messages)
     if times is None:
         made = machines.of_operations(timed, side.method, None)._replace(patient=False, **shared)
     else:
         made = machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared)
-    several = side.K > 1 and not methods.find(side.method).places
-    R = given.replicas * (side.K if len(given.replicas) == 1 else 1) if several else [1] * side.K
     return made.replicated(R, shapes.weights, machines.link(given.within)), cuts, shapes
+
+
+def replicas_of(side: side_specs.Side, given: report.Given) -> list[int]:
+    """The devices of each stage of a side. Data parallelism spreads every stage by itself."""
+    alone = methods.find(side.method).places or (side.K == 1 and "," in given.replicas)
+    return [1] * side.K if alone else replicas(given.replicas, side.K)
 
 
 def programs_of(side: side_specs.Side) -> str:
@@ -118,17 +117,17 @@ def measured(side: side_specs.Side, given: report.Given) -> tuple[dict[str, Any]
 
 
 def row(
-    side: side_specs.Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: report.Given
+    side: side_specs.Side, baseline: float, given: report.Given, device: Machine, cuts: Sequence[int], shapes: Any
 ) -> dict[str, Any]:
     schedule = side_specs.schedule_of(side)
     found = predict(schedule, device)
-    lost = None  # for data parallel, whose link is part of the time of its backward passes
-    if not device.spread:
-        lost = round(100 * (1 - predict(schedule, device._replace(link=NO_LINK)).seconds / found.seconds), 1)
-    about = {name: getattr(side, name) for name in ("method", "model", "batch_size", "K")}
+    # None for data parallel, whose link is part of the time of its backward passes.
+    unlinked = predict(schedule, device._replace(link=NO_LINK))
+    lost = None if device.spread else round(100 * (1 - unlinked.seconds / found.seconds), 1)
+    about = {"R": replicas_of(side, given), "K": side.K, "batch_size": side.batch_size, "method": side.method}
     about |= {name: getattr(given, name) for name in ("link", "within", "replicas", "times", "host_microseconds")}
     return {
-        "side": side.name, **about, "cuts": list(cuts), "processes": len(set(device.processes)),
+        "side": side.name, "model": side.model, **about, "cuts": list(cuts), "processes": len(set(device.processes)),
         "images_per_second": round(side.batch_size / found.seconds, 2),
         "milliseconds_per_batch": round(1e3 * found.seconds, 3), "over_bp": round(baseline / found.seconds, 4),
         "utilisation_percent": report.rounded([100 * share for share in found.utilisation], 1),
@@ -141,14 +140,15 @@ def row(
 
 
 COLUMNS: dict[str, report.Cell] = {
-    "method": "`{side}`", "K": "{K}", "later stages begin at": lambda r: ",".join(map(str, r["cuts"])) or "none",
+    "method": "`{side}`", "K": "{K}", "R": lambda r: ",".join(map(str, r["R"] if len({*r["R"]}) > 1 else r["R"][:1])),
+    "later stages begin at": lambda r: ",".join(map(str, r["cuts"])) or "none",
     "images/s": "{images_per_second:.1f}", "ms a tick": "{milliseconds_per_batch:.1f}",
     "over BP on one": "{over_bp:.3f}", "stages busy": lambda r: report.percents(r["utilisation_percent"]),
     "bubble": "{bubble_percent:.0f}%",
     "links busy": lambda r: ", ".join(f"{pair}: {share:.0f}%" for pair, share in r["link_percent"].items()) or "none",
     "lost to links": lambda r: "–" if r["lost_to_links_percent"] is None else f"{r['lost_to_links_percent']:.0f}%",
     "limited by": "{limiting}",
-    "memory of the stages MB": lambda r: ", ".join(f"{size / 1e6:.0f}" for size in r["memory_bytes"]) or "–",
+    "memory of a device, by stage, MB": lambda r: ", ".join(f"{size / 1e6:.0f}" for size in r["memory_bytes"]) or "–",
 }  # fmt: skip
 
 
@@ -175,9 +175,9 @@ def parser() -> report.Parser:
     link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (without units us and GB/s)"
     add("--link", default="none", help=link)
     add("--processes", type=report.positive, default=1, help="number of processes, each with a host (default 1)")
-    add("--replicas", type=report.positive, nargs="+", default=[1], help="devices of each stage: R, or R_1 ... R_K")
+    add("--replicas", default="1", help="devices of each stage: R, or R_1,...,R_K, or 8/K")
     add("--within", default="none", help="the link between the devices of a stage, as --link (default none)")
-    add("--times", default="measured", help="measured (default) or a file of block times")
+    add("--times", default="measured", help="measured (default), a file of block times, or 50TFLOP/s")
     add("--host-microseconds", type=float, default=0.0, help="time of the host thread per dispatch (default 0)")
     add("--validate", action="store_true", help="compare the prediction with training on this machine")
     return made
@@ -193,14 +193,12 @@ def simulated(given: report.Given) -> list[dict[str, Any]]:
     for side in (side for side in sides if side.K > 1):  # before anything is measured
         split.parse(given.split, given.model, side.K, n_blocks, [1.0] * n_blocks)
         network(given, side.K)
+        replicas_of(side, given)
         if given.processes > 1 and methods.find(side.method).places:
             raise BadInput(f"--processes {given.processes}: {side.name} needs one process. Leave it out.")
     alone = validate.parse("bp", given, 1)
-    baseline = predict(side_specs.schedule_of(alone), machine(alone, given, known)[0]).seconds
-    rows = []
-    for side in sides:
-        device, cuts, shapes = machine(side, given, known)
-        rows.append(row(side, device, baseline, cuts, shapes, given))
+    baseline = predict(side_specs.schedule_of(alone), machine(alone, given, known, [1])[0]).seconds
+    rows = [row(side, baseline, given, *machine(side, given, known, replicas_of(side, given))) for side in sides]
     others = max((timed["others_percent"] for timed, _ in known.values()), default=0.0)
     return [{**each, "others_percent": round(others, 1)} for each in rows]
 

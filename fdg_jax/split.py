@@ -159,7 +159,9 @@ def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
     return tuple(cuts)
 
 
-def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | None = None) -> Split:
+def parse(
+    text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | None = None, R: Sequence[int] | None = None
+) -> Split:
     """The split that `--split TEXT` means.
 
     Arguments:
@@ -169,6 +171,7 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
         n_blocks: number of the model's blocks.
         costs: a number for each block; only their ratios count. `measured` needs seconds; for `balanced` the default
             is `block_costs`.
+        R: the devices of each stage, for `balanced` and `measured`; None: one each.
 
     Raises:
         BadInput: there is no such split.
@@ -186,12 +189,12 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
     if text == "even":
         return even(n_blocks, K)
     if text == "balanced":
-        return balanced(block_costs(name) if costs is None else costs, K)
+        return balanced(block_costs(name) if costs is None else costs, K, R)
     if text == "measured":
         if costs is None:
             fact = f"split measured of {name} for K={K} needs seconds for each of its {n_blocks} blocks"
             raise BadInput(f"{fact}, and none were given. Use --split balanced, even or block numbers.")
-        return balanced(costs, K)
+        return balanced(costs, K, R)
     try:
         cuts = [int(word) for word in text.split(",")] if text.strip() else []
     except ValueError:
@@ -310,36 +313,40 @@ def _analyst() -> Any:
         raise BadInput(f"{fact} Unset JAX_PLATFORMS, or add cpu to it: JAX_PLATFORMS=cuda,cpu") from error
 
 
-def balanced(costs: Sequence[float], K: int) -> Split:
+def balanced(costs: Sequence[float], K: int, R: Sequence[int] | None = None) -> Split:
     """The split into K non-empty stages whose slowest stage is as fast as possible.
 
-    Among several such splits it is the most even one, with the smallest sum of the stages' squared costs.
+    Among several such splits it is the most even one, with the smallest sum of the stages' squared times.
 
     Arguments:
         costs: a positive number for each block, at least K of them.
         K: number of stages.
+        R: the devices of each stage, which share its work evenly: its time is its cost / R. None: one each.
 
     Example:
         >>> balanced([1, 1, 2, 4], 2)
         (3,)
+        >>> balanced([1, 1, 2, 4], 2, R=[1, 3])
+        (2,)
     """
     ends = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
     cost = ends[None, :] - ends[:, None]  # [a, b]: blocks a..b-1 as one stage
     cost[np.tril_indices(len(ends))] = np.inf  # a stage is never empty
-    slowest, _ = _cheapest_path(cost, K, np.maximum)
-    allowed = cost <= slowest * (1 + 1e-12)  # room for the rounding of the sums
-    _, cuts = _cheapest_path(np.where(allowed, cost**2, np.inf), K, np.add)
+    times = [cost / r for r in R or [1] * K]
+    slowest, _ = _cheapest_path(times, np.maximum)
+    most = slowest * (1 + 1e-12)  # room for the rounding of the sums
+    _, cuts = _cheapest_path([np.where(time <= most, time**2, np.inf) for time in times], np.add)
     return cuts
 
 
-def _cheapest_path(cost: np.ndarray, K: int, combine: np.ufunc) -> tuple[float, Split]:
-    """The cheapest split into K stages: (its total cost, its cuts). A stage of blocks a..b-1 costs cost[a, b]."""
-    best, choices = cost[0], []
-    for _ in range(K - 1):
+def _cheapest_path(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, Split]:
+    """The cheapest split into stages: (its total cost, its cuts). Stage k costs costs[k-1][a, b] with blocks a..b-1."""
+    best, choices = costs[0][0], []
+    for cost in costs[1:]:
         totals = combine(best[:, None], cost)  # [a, b]: the earlier stages end at a, this one at b
         choices.append(np.argmin(totals, axis=0))
         best = np.min(totals, axis=0)
-    cuts, end = [], len(cost) - 1
+    cuts, end = [], len(best) - 1
     for choice in reversed(choices):
         end = int(choice[end])
         cuts.append(end)

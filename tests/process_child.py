@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 import fdg_jax
-from fdg_jax.transport.devices import stage_devices
+from fdg_jax.transport.devices import for_each, stage_devices
 
 MIDDLE, RAGGED = 6, 7  # batches before the state is taken; examples of batch 5, others have 16
 
@@ -52,17 +52,17 @@ def main() -> None:
     of_one = options.pop("of process 1", {})
     options |= of_one if process == 1 else {}
     K, resume, weighted = options.pop("K", 3), options.pop("resume", None), options.pop("weighted", False)
-    R = options.pop("R", 1)
+    R = for_each(options.pop("R", 1), K)
     mixed = options.pop("mixed", False)
     jax.config.update("jax_platforms", "cpu")
     if given.processes > 1:
         fdg_jax.join_processes(given.coordinator, process, given.processes, K, R=R)
     else:
-        fdg_jax.emulate_cpu(K * R)
+        fdg_jax.emulate_cpu(sum(R))
     import small
 
-    found, _ = stage_devices(K, R=R)
-    options |= {"devices": [found[k * R : (k + 1) * R] for k in range(K)]} if R > 1 else {}
+    found = iter(stage_devices(K, R=R)[0])
+    options |= {"devices": [[next(found) for _ in range(r)] for r in R]} if max(R) > 1 else {}
 
     kind = small.CurrentPart if options.get("weights") == "current" else small.Part
     data = small.batches(9)

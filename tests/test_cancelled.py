@@ -39,7 +39,7 @@ SAID = {
     "--correct rate --clip-norm 1 --K 3": ["each stage clips its own gradient"],
     "--beta 0.5 --clip-norm 1": ["each stage clips its own gradient"],
     "--clip-norm 1": [],
-    "--clip-norm 1 --method bp --K 2": ["with --K 2 each stage clips its own gradient, not bp that of the whole network"],
+    "--clip-norm 1 --method bp --K 2": ["with --K 2 each stage clips its own gradient, not bp that"],
     "--clip-norm 1 --method bp": [],
 }
 

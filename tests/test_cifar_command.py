@@ -17,7 +17,7 @@ from fdg_jax.machine import huge_pages
 from fdg_jax.options.fields import spelled
 
 FLAGS = {
-    "--K": 2, "--replicas": 1, "--beta": 1.0, "--method": "fdg", "--model": "resnet20", "--dataset": "auto",
+    "--K": 2, "--replicas": "1", "--beta": 1.0, "--method": "fdg", "--model": "resnet20", "--dataset": "auto",
     "--tensor": 1, "--fsdp": False,
     "--data-dir": None, "--epochs": 300, "--batch-size": 128, "--learning-rate": 0.1, "--weight-decay": 5e-4,
     "--momentum": 0.9, "--seed": 0, "--steps": None, "--train-size": None, "--engine": "auto", "--weights": "stashed",
@@ -76,6 +76,7 @@ BAD = {
     "--K 2 --fsdp": "--fsdp: weights are cut over a stage's replicas, and there is only one",
     "--K 2 --tensor 2": "--tensor 2: the weights of resnet20 do not name their axes",
     "--K 2 --replicas 3": "--replicas 3: a batch of 128 cannot be divided among so many devices",
+    "--K 2 --replicas 4,2,1": "--replicas 4,2,1 does not give K=2 stages 1 to 1000 devices each. Use one",
     "--bta 0.5": "Did you mean --beta?",
     "--K": "--K needs a value",
     "--method fgd": "Did you mean fdg",

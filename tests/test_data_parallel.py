@@ -41,9 +41,10 @@ def test_data_parallel_is_its_oracle_and_every_example_of_a_batch_that_K_does_no
     start = fed(ours, data)
     modules = as_functions(parts(K))
     truth, true_losses, _ = oracles.data_parallel(modules, cross_entropy, recipe(), start, data, K, norm)
-    close([v["params"] for v in ours.params], [v["params"] for v in truth], **ROUNDING)
-    close([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], **ROUNDING)
-    np.testing.assert_allclose(losses(ours), true_losses, **ROUNDING)
+    near = {"rtol": 0, "atol": 1e-5} if norm == "local" else ROUNDING  # norms of 3 examples amplify rounding: 5e-6 seen
+    close([v["params"] for v in ours.params], [v["params"] for v in truth], **near)
+    close([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], **near)
+    np.testing.assert_allclose(losses(ours), true_losses, **near)
     if norm == "local":
         assert {leaf.shape[0] for leaf in leaves(statistics(ours))} == {K}
         assert any(np.abs(leaf[0] - leaf[1]).max() > 0.01 for leaf in leaves(statistics(ours)))
@@ -54,7 +55,7 @@ def test_a_batch_that_is_spread_is_augmented_where_its_images_are():
     images, place = np.zeros((8, 16, 16, 3), np.uint8), replica_places(jax.devices()[:2])[0]
     transform = jax.jit(train_transform(digits.load()._replace(flip=True), 0))
     program = transform.lower(place.put_batch(images), place.put_weights(np.int32(1))).compile()
-    assert program.output_shardings.spec == P("replica")
+    assert program.output_shardings.spec == P("data")
     assert not re.search("all-|collective|permute", program.as_text())
 
 

@@ -1,5 +1,7 @@
 """Stages on several devices each: the numbers of one device for each stage, except for the rounding of sums."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jax.sharding import Mesh
 from small import CLASSES, batches, cross_entropy
 
 import fdg_jax
+from fdg_jax.engine.memory import tree_bytes
 from fdg_jax.errors import BadInput
 
 WIDE = [(x.astype(np.float64), y) for x, y in batches(8)]  # batches of 16
@@ -201,23 +204,57 @@ def test_an_axis_that_the_devices_do_not_divide_is_said():
         ours.init(jax.random.key(0), batches(1)[0])
 
 
-def collectives(text):
-    """The collective operations in the text of a compiled program."""
-    kinds = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-    return {kind: text.count(f" {kind}(") for kind in kinds if f" {kind}(" in text}
+def collectives(program):
+    """{kind of collective operation in a compiled program: the shapes of its results}."""
+    kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    found = {}
+    for results, kind in re.findall(rf" = (.*?) ({kinds})(?:-start)?\(", program.as_text()):
+        found.setdefault(kind, []).extend(re.findall(r"\[([\d,]*)\]", results))
+    return found
 
 
-def test_weights_and_activations_are_never_gathered():
-    """Gradients and statistics are summed (all-reduce); nothing else goes between the devices of a stage."""
-    ours = fdg_jax.Pipeline([nn.Dense(12), nn.Dense(CLASSES)], cross_entropy, optax.adam(1e-2), devices=devices(2, 2))
-    x, y = batches(1)[0]
+class Bare(nn.Module):
+    """Two matrices that name their axes."""
+
+    @nn.compact
+    def __call__(self, x):
+        named, normal = nn.with_logical_partitioning, nn.initializers.lecun_normal()
+        x = nn.Dense(32, use_bias=False, kernel_init=named(normal, ("embed", "hidden")))(x)
+        return nn.Dense(8, use_bias=False, kernel_init=named(normal, ("hidden", "embed")))(jnp.tanh(x))
+
+
+KERNELS = {"8,32", "32,8"}
+
+
+@pytest.mark.parametrize("layout", [
+    "replicas", *[pytest.param(layout, marks=pytest.mark.slow) for layout in ("tensor", "fsdp")]
+])  # fmt: skip
+def test_what_goes_between_the_devices_of_a_stage_and_between_stages(layout):
+    """Replicas: gradients are summed (all-reduce), nothing else. Tensor parallel: one sum of activations a pass. FSDP:
+    weights are gathered where they are needed. No layout gathers activations, or weights that are whole everywhere.
+
+    With 24 examples instead of 240 the activations are smaller than FSDP's weights, and XLA gathers them instead."""
+    shape, rules, _ = LAYOUTS.get(layout, ((2, 1), (), 1))
+    meshes = [Mesh(np.array(jax.devices()[2 * k : 2 * k + 2]).reshape(shape), ("data", "tensor")) for k in range(3)]
+    stages = [Bare(), Bare(), nn.Dense(CLASSES)]
+    ours = fdg_jax.Pipeline(stages, cross_entropy, optax.adam(1e-2), devices=meshes, axis_rules=rules)
+    x, y = batches(1, size=240)[0]
     ours.init(jax.random.key(0), (x, y))
-    stage = ours.engine.stages[1]
-    x = stage.place.put_batch(x)
-    forward = stage._forward.lower(stage.state.params, stage.state.extra, x, None).compile()
-    messages, _, closure = stage._forward(stage.state.params, stage.state.extra, x, None)
-    backward = stage._backward.lower(closure, stage.state.params, x, messages["x"]).compile()
-    grads, _ = stage._backward(closure, stage.state.params, x, messages["x"])
-    update = stage._update.lower(stage.state.params, stage.state.opt_state, grads).compile()
-    found = [collectives(program.as_text()) for program in (forward, backward, update)]
-    assert found[0] == found[2] == {} and {*found[1]} == {"all-reduce"}
+    stage = ours.engine.stages[2]
+    x, params = stage.place.put_batch(x), stage.state.params
+    forward = stage._forward.lower(params, stage.state.extra, x, None).compile()
+    messages, _, closure = stage._forward(params, stage.state.extra, x, None)
+    backward = stage._backward.lower(closure, params, x, messages["x"]).compile()
+    grads, dx = stage._backward(closure, params, x, messages["x"])
+    update = stage._update.lower(params, stage.state.opt_state, grads).compile()
+    up, back, new = map(collectives, (forward, backward, update))
+    assert new == {}
+    if layout == "replicas":
+        assert up == {} and {*back} == {"all-reduce"} and {*back["all-reduce"]} <= KERNELS
+    if layout == "tensor":
+        assert (up, back) == ({"all-reduce": ["240,8"]}, {"all-reduce": ["240,8"]})
+    if layout == "fsdp":
+        assert {*up} == {"all-gather"} and {*up["all-gather"]} == {*back["all-gather"]} == KERNELS
+    for message, spec in ((messages["x"], stage.spec.y), (dx, stage.spec.x)):  # what each device sends
+        sent = message.addressable_shards[0].data.nbytes
+        assert sent == tree_bytes(spec) // stage.place.parts and len(message.addressable_shards) == 2

@@ -77,6 +77,7 @@ def test_a_cut_follows_from_K_devices_or_block_numbers_and_one_that_makes_no_sen
         ({"split": "even", "K": 3}, 3, (2, 4)),
         ({"split": "even", "devices": jax.devices()[:2]}, 2, (3,)),
         ({"split": "balanced", "K": 1}, 1, ()),
+        ({"split": "balanced", "devices": [jax.devices()[:2], jax.devices()[2]]}, 2, (4,)),  # the wide block has two
     ):
         ours = fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), **options)
         assert ours.K == K and ours.init(KEY, (X, Y)).cuts == cuts

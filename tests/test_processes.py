@@ -45,7 +45,7 @@ def test_two_processes_train_as_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "options"), [
     (2, {"K": 2, "R": 2}),
-    (2, {"R": 2, "guard": True, "method": "gpipe"}),
+    (2, {"R": [2, 1, 2], "guard": True, "method": "gpipe"}),
     (3, {"order": "forward-first"}),
     (3, {"weights": "current"}),
     (3, {"accumulate": 2}),

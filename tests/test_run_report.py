@@ -32,7 +32,8 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
     log.close()
     report_page.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    for part in ("12.34%", "FDG with K=2, β=0.5", "digits &lt;not&gt; CIFAR", "not finished", "stages 1 to 2 are late by this number of updates: 1, 0"):
+    late = "stages 1 to 2 are late by this number of updates: 1, 0"
+    for part in ("12.34%", "FDG with K=2, β=0.5", "digits &lt;not&gt; CIFAR", "not finished", late):
         assert part in page
     assert "Resumed from a checkpoint: 2. Begun anew, as no checkpoint was written yet: 1." in page
     assert "src=" not in page and "http" not in page.replace("http-equiv", "") and page.count("<link") == 1

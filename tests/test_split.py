@@ -1,6 +1,7 @@
 """A cut changes nothing but the place of the work, and a wrong one is refused; times of blocks are measured once."""
 
 import itertools
+from fractions import Fraction
 
 import flax.linen as nn
 import jax
@@ -68,18 +69,19 @@ def test_even_stages_differ_by_at_most_one_block():
         assert sizes.max() - sizes.min() <= 1
 
 
-def stage_costs(costs, cuts):
-    return [sum(costs[a:b]) for a, b in itertools.pairwise((0, *cuts, len(costs)))]
+def stage_times(costs, cuts, R):
+    bounds = (0, *cuts, len(costs))
+    return [Fraction(sum(costs[a:b]), r) for a, b, r in zip(bounds, bounds[1:], R, strict=False)]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(1, 9))
-def test_balanced_is_the_best_of_all_splits(costs, K):
-    K = min(K, len(costs))
-    every = itertools.combinations(range(1, len(costs)), K - 1)
-    best = min((max(sums), sum(s * s for s in sums)) for sums in (stage_costs(costs, cuts) for cuts in every))
-    sums = stage_costs(costs, split.balanced(costs, K))
-    assert (max(sums), sum(s * s for s in sums)) == best
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.lists(st.sampled_from((1, 2, 4)), min_size=1))
+def test_balanced_is_the_best_of_all_splits_also_where_stages_have_several_devices(costs, R):
+    R = R[: len(costs)]
+    every = itertools.combinations(range(1, len(costs)), len(R) - 1)
+    best = min((max(times), sum(t * t for t in times)) for times in (stage_times(costs, cuts, R) for cuts in every))
+    times = stage_times(costs, split.balanced(costs, len(R), R), R)
+    assert (max(times), sum(t * t for t in times)) == best
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import numpy as np
 import optax
 
 import fdg_jax
@@ -28,12 +27,10 @@ class Shapes(NamedTuple):
 
 
 def of(
-    blocks: Sequence[nn.Module], cuts: Sequence[int], method: str, options: Mapping[str, Any], batch_size: int,
-    image: Sequence[int],
-) -> Shapes:  # fmt: skip
-    """The bytes for a method, network, cuts and batch size. image: [height, width, channels]."""
+    blocks: Sequence[nn.Module], cuts: Sequence[int], method: str, options: Mapping[str, Any], *batch: Any
+) -> Shapes:
+    """The bytes for a method, network, cuts and batch: the shapes of its inputs and labels."""
     found: list[Shapes] = []
-    batch = jax.ShapeDtypeStruct((batch_size, *image), np.float32), jax.ShapeDtypeStruct((batch_size,), np.int32)
 
     def made(key: Any) -> None:
         devices = jax.local_devices()

@@ -45,7 +45,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "precision": (("default", "highest"), "of float32 products: default (JAX's, on a GPU maybe TF32) or highest"),
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
-OF_TRAINING = "a correction with its options, an optimizer: correct=anticipate:prediction=linear, optimizer=adamw"
+OF_TRAINING = "replicas=2, a correction with its options, an optimizer: correct=anticipate:prediction=linear"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ def of_training(words: Sequence[str]) -> tuple[str, ...]:
     for name in named - {*corrections.names()}:
         corrections.find(name)  # refuses an unknown name; a known one would import JAX here
     own = [name for name, option in OF_CORRECTIONS.items() if named & {*option.by}]
-    return ("correct", "optimizer", *own, *(("beta",) if "shrink" in named else ()))
+    return ("correct", "optimizer", "replicas", *own, *(("beta",) if "shrink" in named else ()))
 
 
 def option(side: str, word: str, method: interface.Method, training: Sequence[str]) -> tuple[str, Any]:

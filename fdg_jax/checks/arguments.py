@@ -199,6 +199,7 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     for k, device in enumerate(found, 1):
         if not isinstance(device, jax.Device | Mesh):
             raise BadInput(f"the device of stage k={k} is {kind(device)}, not a JAX device. {way_out}")
+    found = [each.devices.flat[0] if isinstance(each, Mesh) and each.size == 1 else each for each in found]
     return [found[0]] * K if alone else found
 
 
@@ -260,7 +261,7 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
     Arguments:
         asked: the value of `split=`.
         x: the shape and dtype of block 0's input, [batch, ...].
-        places: the stages' places; `measured` measures on the first one.
+        places: the stages' places. A stage with more devices gets more work; `measured` measures on the first one.
 
     Raises:
         BadInput: a block cannot take the output of the block before it, or `asked` is "measured" and the stages lie in
@@ -268,11 +269,12 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
     """
     if K == 1 or asked not in ("measured", "balanced"):
         return first_cut(asked, K, blocks)
+    R = [len(place.devices) for place in places]
     if asked == "measured":
         if not all_here(places):
             fact = "split='measured': stages in several processes would be cut by different measurements"
             raise BadInput(f"{fact}. Measure in one process, and give the block numbers in its `cuts`.")
-        return split.balanced(block_times.seconds(blocks, x, places[0].device), K)
+        return split.balanced(block_times.seconds(blocks, x, places[0].device), K, R)
     try:
         costs = split.costs(blocks, with_examples(x, 1))
     except BadInput as refused:
@@ -280,7 +282,7 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
             costs = split.costs(blocks, x)  # some blocks need several examples
         except BadInput:
             raise refused from None
-    return split.balanced(costs, K)
+    return split.balanced(costs, K, R)
 
 
 def cut_variables(variables: Mapping[str, Any], stages: Sequence[nn.Module]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Refuses wrong options before any work. Values are checked first, as this needs nothing else; names need the model."""
 
+import math
 import os
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options.common import AUTO, Joining, Start
 from fdg_jax.options.fields import checked, named, said, spelled
 
+MOST_REPLICAS = 1000
 
 def check(config: Config, given: Collection[str]) -> Plan:
     """Refuses values that can be judged without data and model. Raises BadInput.
@@ -45,26 +47,38 @@ def check(config: Config, given: Collection[str]) -> Plan:
     plan = of_config(o, given)
     # An explicit --beta 1 is intended, as one arm of a comparison. A resumed run has neither flag in `given`.
     shrinks = "shrink" in corrections.split_names(o.correct) and "correct" in given and "beta" not in given
+    R, M = replicas(o.replicas, o.K), plan.schedule.micro_batches
     refuse_where(o, (
         (shrinks and o.beta == 1 < o.K, "correct", "with beta 1, which is the default, shrink changes no gradient",
          f"Add a smaller beta, such as {said('beta', 0.5)} (or {said('beta', 1)}, if that is what you want)"),
         (o.correct != "none" and o.K > 1 and not plan.staleness, "correct",
          f"with method {plan.method.name} no gradient is late, so there is nothing to correct",
          "Leave it out, or use a method such as fdg or ddg"),
-        *((getattr(o, name) > 1 and plan.method.places, name,
+        *((several and plan.method.places, name,
            f"method {plan.method.name} spreads every stage over the K devices by itself", "Leave it out")
-          for name in ("replicas", "tensor")),
-        (o.fsdp and o.replicas == 1, "fsdp", "weights are cut over a stage's replicas, and there is only one",
+          for name, several in (("replicas", max(R) > 1), ("tensor", o.tensor > 1))),
+        (o.fsdp and max(R) == 1, "fsdp", "weights are cut over a stage's replicas, and there is only one",
          "Add --replicas 2, say"),
         (models.takes(o.model) != "tokens" and (o.fsdp or o.tensor > 1), "fsdp" if o.fsdp else "tensor",
          f"the weights of {o.model} do not name their axes", "Leave it out, or train a transformer"),
-        (o.batch_size // plan.schedule.micro_batches % o.replicas, "replicas",
-         f"a batch of {o.batch_size // plan.schedule.micro_batches} cannot be divided among so many devices",
-         f"Use a batch size that is a multiple of {o.replicas * plan.schedule.micro_batches}"),
-        (o.batch_size < plan.schedule.micro_batches, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
+        (o.batch_size // M % math.lcm(*R), "replicas",
+         f"a batch of {o.batch_size // M} cannot be divided among so many devices",
+         f"Use a batch size that is a multiple of {math.lcm(*R) * M}"),
+        (o.batch_size < M, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
          "Use fewer micro-batches or larger batches"),
     ))  # fmt: skip
     return plan
+
+
+def replicas(text: str, K: int) -> list[int]:
+    """The devices of stages k = 1..K that `--replicas TEXT` means: "2" for all, "4,2", "8/K". Raises BadInput."""
+    n, of_all, none = text.partition("/K")
+    words = [str(int(n) // K)] if of_all and n.isdecimal() and not none else text.split(",")
+    found = [int(word) for word in words if word.isdecimal() and 0 < int(word) <= MOST_REPLICAS]
+    if len(found) < len(words) or len(words) not in (1, K):
+        fact = f"{said('replicas', text)} does not give K={K} stages 1 to {MOST_REPLICAS} devices each"
+        raise BadInput(f"{fact}. Use one number for all, one for each, such as 4,2 for K=2, or 8/K for 8 in all.")
+    return found * (K // len(found))
 
 
 def refuse_where(options: Any, rules: Iterable[tuple[Any, str, str, str]]) -> None:
@@ -132,7 +146,8 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
     c = config
     refuse_where(c, () if not start.together else (
         (c.engine not in ("auto", "scan"), "engine", "with --together it is scan", "Leave it out"),
-        (c.replicas * c.tensor > 1, "replicas", "with --together all stages are on one device", "Leave it out"),
+        (max(replicas(c.replicas, c.K)) * c.tensor > 1, "replicas", "with --together all stages are on one device",
+         "Leave it out"),
         (c.on_nan == "rollback", "on_nan", "with --together all runs stay at the same batch", "Use stop or skip"),
     ))  # fmt: skip
     flag = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""

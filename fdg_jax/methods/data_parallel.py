@@ -7,9 +7,10 @@ schedule is BP's. Only the places differ: a stage is on all K devices, with its 
 split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce). One
 update follows, the same on all devices.
 
-`--batch-norm sync`: a stage is simply BP's, computed on arrays that are spread over the devices; XLA inserts the
-communication. A batch norm sees the whole batch, so this is BP for any module, except for the rounding of sums. If the
-number of devices does not divide the batch size, every device computes the whole batch, which is exact but no faster.
+`--batch-norm sync`: a stage is simply BP's with K replicas (`devices=[[a, b], ...]`), computed on arrays that are
+spread over the devices; XLA inserts the communication. A batch norm sees the whole batch, so this is BP for any module,
+except for the rounding of sums. If the number of devices does not divide the batch size, every device computes the
+whole batch, which is exact but no faster.
 
 `--batch-norm local` is what PyTorch's DistributedDataParallel does: a replica normalises with its own part of the batch
 and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. If K does not
@@ -20,7 +21,6 @@ examples, which then count twice.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -37,10 +37,10 @@ from fdg_jax.stages.functions import Functions, Spec, raw_key, split_variables
 from fdg_jax.stages.shapes import examples
 from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.weighted import cut, weighted_sum
-from fdg_jax.transport.devices import MeshPlace, Place
+from fdg_jax.transport.devices import MeshPlace
 
 Tree = Any
-REPLICA = "replica"  # the mesh's only axis
+REPLICA = "data"  # the mesh's only axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,52 +63,36 @@ def replica_places(devices: Sequence[Any]) -> list[MeshPlace]:
 
 
 class ReplicatedStage(Stage):
-    """A stage on all devices. With local batch norms, leaves of `state.extra` are [K, ...], one entry per replica."""
+    """A stage on all devices. With local batch norms, leaves of `state.extra` are [K, ...], one entry per replica, each
+    on its replica's device."""
 
     packs = False
 
     def make(self, spec: Spec):
-        """The stage's functions for all replicas; with local batch norms each replica has statistics of its own."""
-        batch_norm, place = spec.options["batch_norm"], self.place
+        """The stage's functions; with local batch norms, those of all replicas, which have statistics of their own."""
         functions, state = super().make(spec)
-        self.local = batch_norm == "local" and spec.K > 1  # a single replica is BP
-        assert isinstance(place, MeshPlace)
+        self.local = spec.options["batch_norm"] == "local" and spec.K > 1  # a single replica is BP
         if not self.local:
             return functions, state
-        extra = replicate(state.extra, spec.K, spec.key)
-        return by_replica(functions, spec.K, place.mesh, spec.value.dtype), state._replace(extra=extra)
-
-    def __init__(self, spec: Spec, place: Place, **options):
-        super().__init__(spec, place, **options)
-        self._first = programs.jit(first_replica)
-        self.spread_extra()
-
-    def restore(self, flat: Mapping[str, Any]) -> None:
-        super().restore(flat)
-        self.spread_extra()
-
-    def spread_extra(self) -> None:
-        """Puts each replica's statistics on that replica's device only."""
-        if self.local:
-            self.state = self.state._replace(extra=self.place.put_batch(self.state.extra))
+        assert isinstance(self.place, MeshPlace)
+        self._first = programs.jit(first)
+        extra = self.place.put_batch(replicate(state.extra, spec.K, spec.key))
+        return by_replica(functions, spec.K, self.place.mesh), state._replace(extra=extra)
 
     def variables(self):
         variables = super().variables()
         if not self.local:
             return variables
-        params = variables.pop("params")
-        return {"params": params, **self._first(variables)}
+        return {name: tree if name == "params" else self._first(tree) for name, tree in variables.items()}
 
-    def holding(self, variables):
+    def own_trees(self, variables):
         if self.local:
             params, extra = split_variables(variables)
             variables = {"params": params, **replicate(extra, self.spec.K, self.spec.key)}
-        other = super().holding(variables)
-        other.spread_extra()
-        return other
+        return super().own_trees(variables)
 
 
-def first_replica(tree: Tree) -> Tree:
+def first(tree: Tree) -> Tree:
     """The entries of replica 1 in a tree with leaves [K, ...]."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
@@ -123,117 +107,72 @@ def replicate(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tr
     return copied
 
 
-def split_batch(tree: Tree, K: int) -> Tree:
-    """Arrays [b, ...] as [K, b/K, ...]."""
-    return jax.tree.map(lambda leaf: leaf.reshape(K, len(leaf) // K, *leaf.shape[1:]), tree)
+def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
+    """Makes a stage's functions run on K replicas, each on its own part of the batch and from its own mean loss.
 
-
-def merge_batch(tree: Tree) -> Tree:
-    """Arrays [K, n, ...] as [K n, ...]."""
-    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree)
-
-
-def average_replicas(tree: Tree) -> Tree:
-    """The mean over replicas; an all-reduce between devices."""
-    return jax.tree.map(lambda leaf: jnp.mean(leaf, 0), tree)
-
-
-def by_replica(functions: Functions, K: int, mesh: Mesh, loss_dtype: Any) -> Functions:
-    """Makes a stage's functions run on K replicas.
-
-    Each replica goes forward and backward on its own part of the batch, from its own mean loss. Gradients are averaged.
-    Messages between stages stay [b, ...]. loss_dtype: of the loss.
-    """
-    each, unequal = map_replicas(K, mesh), in_unequal_parts(functions, K, loss_dtype)
-    forwards = each(functions.forward)
-    backwards = each(lambda params, closure, x, dy: functions.backward(closure, params, x, dy))
-
-    def forward(params, extra, x, labels=None):
-        if examples(x) % K:
-            return unequal.forward(params, extra, x, labels)
-        messages, extra, closure = forwards(params, extra, split_batch(x, K), split_batch(labels, K))
-        return (
-            {what: (average_replicas if what == "loss" else merge_batch)(m) for what, m in messages.items()},
-            extra,
-            closure,
-        )
-
-    def backward(closure, params, x, dy):
-        if examples(x) % K:
-            return unequal.backward(closure, params, x, dy)
-        grads, dx = backwards(params, closure, split_batch(x, K), split_batch(dy, K))
-        return average_replicas(grads), merge_batch(dx)
-
-    return functions._replace(
-        forward=forward,
-        backward=backward,
-        outputs=lambda params, extra, x, key: functions.outputs(params, first_replica(extra), x, key),
-    )
-
-
-def in_unequal_parts(functions: Functions, K: int, loss_dtype: Any) -> Functions:
-    """A stage's functions for batches that K does not divide: all replicas, one after the other.
-
-    A part's loss is weighted by the part's share of the examples. This share is also the cotangent of the loss, so the
-    gradient has the same weight. The arguments are those of `by_replica`.
+    Losses and gradients are averaged, weighted by the parts' shares of the examples. Messages between stages stay
+    [b, ...]. It does not use jax.vmap, which turns some convolutions into grouped ones: ResNet-8 then takes three times
+    as long on a CPU.
     """
 
-    def parts(tree):
-        return cut(tree, min(K, examples(tree)))
-
-    def shares(x):
-        return [jnp.asarray(examples(part) / examples(x), loss_dtype) for part in parts(x)]
-
-    def forward(params, extra, x, labels):
-        own = [jax.tree.map(lambda leaf, r=r: leaf[r], extra) for r in range(K)]
-        ys = parts(labels) if labels is not None else [None] * K
-        ran = [functions.forward(params, each, *batch) for each, *batch in zip(own, parts(x), ys, strict=False)]
-        messages, extras, closures = zip(*ran, strict=True)
-        extra = jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras, *own[len(ran) :])
-        if "loss" in messages[0]:
-            return jax.tree.map(partial(weighted_sum, shares(x)), *messages), extra, closures
-        return jax.tree.map(joined, *messages), extra, closures
-
-    def backward(closures, params, x, dy):
-        dys = shares(x) if dy is None else parts(dy)
-        ran = [functions.backward(closure, params, *of) for closure, *of in zip(closures, parts(x), dys, strict=True)]
-        grads, dx = zip(*ran, strict=True)
-        return jax.tree.map(lambda *leaves: sum(leaves), *grads), jax.tree.map(joined, *dx)
-
-    return functions._replace(forward=forward, backward=backward)
-
-
-def joined(*parts: Any) -> Any:
-    """Joins the arrays of a batch's parts into one. Arrays of float0 (cotangents of integers) have no values."""
-    first = parts[0]
-    if first.dtype == jax.dtypes.float0:
-        return np.zeros((sum(map(len, parts)), *first.shape[1:]), first.dtype)
-    return jnp.concatenate(parts)
-
-
-def map_replicas(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:
-    """Returns each(run), which calls run(params, *trees) for every replica on its device; leaves are [K, ...].
-
-    It does not use jax.vmap, which turns some convolutions into grouped ones: ResNet-8 then takes three times as long
-    on a CPU.
-    """
-
-    def each(run: Callable) -> Callable:
-        def here(params, *trees):
-            own = [jax.tree.map(lambda leaf, i=i: leaf[i], trees) for i in range(K // mesh.size)]
-            ran = [run(params, *mine) for mine in own]
-            leaves, structures = zip(*map(jax.tree.flatten, ran), strict=True)
-            # Closures of the same function have equal leaves but unequal structures, which jax.tree.map refuses.
-            return jax.tree.unflatten(structures[0], [jnp.stack(leaf) for leaf in zip(*leaves, strict=True)])
+    def spread(b: int, run: Callable) -> Callable:
+        """run(params, *trees), which computes the replicas of a device one after the other, on every device. If K does
+        not divide the b examples, each computes all of them."""
 
         def mapped(params, *trees):
             specs = (P(), *[P(REPLICA)] * len(trees))
             # With check_vma, JAX would sum the gradients of replicated weights itself.
-            return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=P(REPLICA), check_vma=False)(params, *trees)
+            return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P(REPLICA), check_vma=False)(params, *trees)
 
-        return mapped
+        return run if b % K else mapped
 
-    return each
+    def mean(b: int, parts: Sequence[Any], *trees: Tree) -> Tree:
+        """The part of a device in the mean over b examples, [1, ...]. trees: of each of its parts, (x, ...)."""
+        shares = [examples(x) / b for x, _ in parts]
+        return jax.tree.map(lambda *leaves: weighted_sum(shares, *leaves)[None], *trees)
+
+    def forward(params, extra, x, labels=None):
+        b = examples(x)
+
+        def run(params, extra, x, labels):
+            own = [jax.tree.map(lambda leaf, r=r: leaf[r], extra) for r in range(K if b % K else K // mesh.size)]
+            parts = cut((x, labels), min(len(own), examples(x)))
+            ran = [functions.forward(params, each, *part) for each, part in zip(own, parts, strict=False)]
+            messages, extras, closures = zip(*ran, strict=True)
+            extra = jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras, *own[len(ran) :])
+            messages = mean(b, parts, *messages) if "loss" in messages[0] else jax.tree.map(joined, *messages)
+            return messages, extra, [jax.tree.map(lambda leaf: leaf[None], closure) for closure in closures]
+
+        messages, extra, closures = spread(b, run)(params, extra, x, labels)
+        return summed(messages) if "loss" in messages else messages, extra, closures
+
+    def backward(closures, params, x, dy):
+        b = examples(x)
+
+        def run(params, closures, x, dy):
+            parts = cut((x, dy), len(closures))
+            ran = [functions.backward(first(of), params, *part) for of, part in zip(closures, parts, strict=True)]
+            grads, dx = zip(*ran, strict=True)
+            return mean(b, parts, *grads), jax.tree.map(joined, *dx)
+
+        grads, dx = spread(b, run)(params, closures, x, dy)
+        return summed(grads), dx
+
+    outputs = lambda params, extra, x, key: functions.outputs(params, first(extra), x, key)  # noqa: E731
+    return functions._replace(forward=forward, backward=backward, outputs=outputs)
+
+
+def summed(tree: Tree) -> Tree:
+    """The sum over the devices, of leaves [devices, ...]: an all-reduce."""
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, 0), tree)
+
+
+def joined(*parts: Any) -> Any:
+    """Joins the arrays of a batch's parts into one. Arrays of float0 (cotangents of integers) have no values."""
+    like = parts[0]
+    if like.dtype == jax.dtypes.float0:
+        return np.zeros((sum(map(len, parts)), *like.shape[1:]), like.dtype)
+    return jnp.concatenate(parts)
 
 
 def shared_costs(K: int) -> Mapping[str, tuple[float, float, float]]:

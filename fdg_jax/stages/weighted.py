@@ -81,6 +81,6 @@ def cut(tree: Tree, M: int) -> list[Tree]:
     return [jax.tree.map(lambda leaf, m=m: part(leaf, m), tree) for m in range(M)]
 
 
-def weighted_sum(shares: Sequence[jax.Array] | jax.Array, *parts: jax.Array) -> jax.Array:
+def weighted_sum(shares: Sequence[Any] | jax.Array, *parts: jax.Array) -> jax.Array:
     """The mean of a batch from the means of its parts."""
     return sum(share * part for share, part in zip(shares, parts, strict=True))  # type: ignore[return-value]

@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from fdg_jax import block_times, corrections, data, methods, models, own_files, recipe, split
 from fdg_jax.api import Pipeline
 from fdg_jax.checks import no_effect
+from fdg_jax.checks.options import replicas
 from fdg_jax.checks.plan import Plan, of_config
 from fdg_jax.config import FIELDS, Config, model_options, run_length, values
 from fdg_jax.data import fingerprint
@@ -69,7 +70,8 @@ def partition(options: Config, dataset: data.Source, device: Any, peers: Peers =
     has_paper_split = models.paper_split(options.model, options.K) is not None
     name = options.split or ("paper" if has_paper_split else "balanced")
     costs, unit = block_costs(name, options, blocks, dataset, device, peers)
-    cuts = split.parse(name, options.model, options.K, len(blocks), costs)
+    R = replicas(options.replicas, options.K)
+    cuts = split.parse(name, options.model, options.K, len(blocks), costs, R)
     return Partition(blocks, name, cuts, costs, unit, has_paper_split)
 
 
@@ -316,13 +318,15 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
     has max(devices, cores) threads, and the number of threads that share a convolution decides how its sums are
     rounded. With equal pools the engines agree to the last bit.
     """
-    K, R, T = options.K, options.replicas, options.tensor
-    found, remark = devices.stage_devices(K, peers.processes == 1, R * T)
-    if R * T > 1:
+    K, T = options.K, options.tensor
+    R = [r * T for r in replicas(options.replicas, K)]
+    found, remark = devices.stage_devices(K, peers.processes == 1, R)
+    if max(R) > 1:
         if len(set(found)) < len(found):
-            asked = f"--K {K} --replicas {R}{f' --tensor {T}' if T > 1 else ''}"
+            asked = f"--K {K} --replicas {options.replicas}{f' --tensor {T}' if T > 1 else ''}"
             raise BadInput(f"{asked} needs {len(found)} devices; there are {len(set(found))}.")
-        meshes = [Mesh(of, ("data", "tensor")) for of in np.array(found, object).reshape(K, R, T)]
+        parts = np.split(np.array(found, object), np.cumsum(R)[:-1])
+        meshes = [Mesh(of.reshape(-1, T), ("data", "tensor")) for of in parts]
         engine = "pipeline" if options.engine == "auto" else options.engine
         return dataclasses.replace(options, engine=engine), meshes, ""
     why = ""

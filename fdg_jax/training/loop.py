@@ -7,6 +7,7 @@ checkpoints, from arrays that may still be unfinished, while the loop goes on.
 The batches are a function of (seed, step) alone, so that a resumed run sees the same ones.
 """
 
+import math
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -179,7 +180,8 @@ class Loop:
         if not self.sampled:
             return None
         codec, start = self.sampled
-        o, job, rows = self.options, self.job, self.options.replicas  # each of them takes an equal part
+        o, job = self.options, self.job
+        rows = math.lcm(*(place.parts for place in job.pipeline.places))  # each device takes an equal part
 
         def scores(block: np.ndarray) -> np.ndarray:
             self.agree()

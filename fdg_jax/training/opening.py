@@ -107,7 +107,7 @@ def whose_split(job: Job) -> str:
     if parts.name == "paper":
         return " (as in the authors' code)"
     if parts.name == "balanced" and not parts.has_paper_split:
-        way = f"stages share the {parts.unit} as evenly as whole blocks allow"
+        way = f"devices share the {parts.unit} as evenly as whole blocks allow"
         others = any(models.paper_split(o.model, K) for K in range(2, 5))
         return f" (the authors' code has no split of {o.model} for K={o.K}, so {way})" if others else f" ({way})"
     return ""
@@ -176,8 +176,7 @@ def stage_facts(job: Job) -> list[dict[str, Any]]:
 def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     """Two lines per stage: its blocks and parameters, and its memory. known: `stage_facts`."""
     text = []
-    R = job.options.replicas
-    for stage, device in zip(known, job.devices, strict=True):
+    for stage, device, place in zip(known, job.devices, job.pipeline.places, strict=True):
         k = stage["k"]
         seconds = f"{1e3 * stage['seconds']:,.0f} ms a batch, " if stage["seconds"] else ""
         text.append(
@@ -187,8 +186,8 @@ def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
         )
         if stage["memory_bytes"]:
             sends = f"; sends {stage['sends']}, {megabytes(stage['sends_bytes'])} MB" if stage["sends_bytes"] else ""
-            sends += f", {megabytes(stage['sends_bytes'] // R)} MB of each" if sends and R > 1 else ""
-            each = "on each, " if R * job.options.tensor > 1 else ""
+            each, part = "on each, " if len(place.devices) > 1 else "", stage["sends_bytes"] // place.parts
+            sends += f", {megabytes(part)} MB of each" if sends and place.parts > 1 else ""
             text.append(f"  memory   {each}{memory_words(stage['memory_bytes'])}{sends}")
     return text
 

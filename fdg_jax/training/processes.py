@@ -23,7 +23,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from fdg_jax.checkpoint.run_checkpoints import Processes
-from fdg_jax.checks.options import check_numbers
+from fdg_jax.checks.options import check_numbers, replicas
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import facts, jax_settings
@@ -254,7 +254,8 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     config, sizes = Path(options.run_dir or "") / run_files.CONFIG, vars(options)
     if options.resume and config.is_file():
         sizes = {**reading.config(config.parent), **{name: sizes[name] for name in given}}
-    K, R = sizes["K"], sizes.get("replicas", 1) * sizes.get("tensor", 1)
+    K = sizes["K"]
+    R = [r * sizes.get("tensor", 1) for r in replicas(sizes.get("replicas", "1"), K)]
     coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
     if detect := coordinator == AUTO:
         coordinator, processes, process = transport.detected()

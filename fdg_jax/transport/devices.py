@@ -4,6 +4,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import jax
@@ -70,20 +71,25 @@ def check_no_mesh() -> None:
         raise BadInput(f"{fact}. Call the pipeline outside of `with jax.set_mesh(...)`.")
 
 
-def stage_devices(K: int, here: bool = False, R: int = 1) -> tuple[list[Any], str]:
+def for_each(R: int | Sequence[int], K: int) -> list[int]:
+    """The devices of each stage k = 1..K. R: of all, or of each."""
+    return [R] * K if isinstance(R, int) else list(R)
+
+
+def stage_devices(K: int, here: bool = False, R: int | Sequence[int] = 1) -> tuple[list[Any], str]:
     """Chooses the devices of the stages. If there are fewer than K, neighbouring stages share them evenly.
 
     Arguments:
         K: number of stages, 1 or more.
         here: whether all of them are to be in this process, even if others have joined it.
-        R: devices of each stage.
+        R: devices of each stage, or of stages k = 1..K.
 
-    Returns: (the R devices of each stage k = 1..K, one after the other, a warning if stages share devices, else "").
+    Returns: (the devices of each stage k = 1..K, one after the other, a warning if stages share devices, else "").
 
     Raises:
         BadInput: JAX finds no device.
     """
-    n = K * R
+    n = sum(for_each(R, K))
     request_cpu_devices(n)  # if it is too late, the devices that exist are used
     try:
         found = jax.local_devices()
@@ -102,19 +108,19 @@ def stage_devices(K: int, here: bool = False, R: int = 1) -> tuple[list[Any], st
     )
 
 
-def devices_of_processes(K: int, R: int = 1) -> list[Any]:
-    """The R devices of each stage k = 1..K, one after the other, where several processes have joined: neighbouring
-    stages share a process.
+def devices_of_processes(K: int, R: int | Sequence[int] = 1) -> list[Any]:
+    """The devices of each stage k = 1..K, one after the other, where several processes have joined: neighbouring stages
+    share a process. R: how many each stage has, or stages k = 1..K.
 
-    A process that emulates K x R devices computes stage k on the k-th R of them, as a single process would. A process
-    with fewer devices computes its first stage on its first R.
+    A process that emulates the devices of all stages computes stage k where a single process would. A process with
+    fewer devices computes its first stage on its first ones.
     """
-    processes = processes_of_stages(K, jax.process_count())
+    processes, ends = processes_of_stages(K, jax.process_count()), [0, *accumulate(for_each(R, K))]
     found = []
-    for k, process in enumerate(processes):
+    for process, (begin, end) in zip(processes, pairwise(ends), strict=True):
         theirs = [device for device in jax.devices() if device.process_index == process]
-        first = (k if len(theirs) >= K * R else k - processes.index(process)) * R
-        found += [theirs[(first + r) % len(theirs)] for r in range(R)]
+        before = 0 if len(theirs) >= ends[-1] else ends[processes.index(process)]
+        found += [theirs[(i - before) % len(theirs)] for i in range(begin, end)]
     return found
 
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
@@ -12,7 +13,7 @@ from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import jax_internals
 from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import gathering
-from fdg_jax.transport.devices import request_cpu_devices
+from fdg_jax.transport.devices import for_each, request_cpu_devices
 
 HEARTBEAT_SECONDS = 60  # after so long without a sign of life, a process counts as dead
 JOINING_SECONDS = 120  # for all processes to come
@@ -27,7 +28,7 @@ def join_processes(
     K: int,
     address: str | None = None,
     detect: bool = False,
-    R: int = 1,
+    R: int | Sequence[int] = 1,
 ) -> None:
     """Joins this process with the others of a pipeline. Call it before JAX computes anything, in every process.
 
@@ -48,7 +49,7 @@ def join_processes(
         address: the IPv4 address at which other processes reach this one; None: that of the interface that leads to
             the coordinator.
         detect: whether the scheduler that has started this process decides which of its GPUs it uses.
-        R: number of devices of each stage. On CPUs every process emulates K x R.
+        R: number of devices of each stage, or of stages k = 1..K. On CPUs every process emulates all of them.
 
     Raises:
         BadInput: an argument is wrong, another program listens at the coordinator's port, or JAX has already started.
@@ -69,7 +70,7 @@ def join_processes(
             f"address {address} cannot be used on this host ({reason(error)}). Give an address of this host."
         ) from error
     with held:
-        set_up(K * R, address, transfers)
+        set_up(sum(for_each(R, K)), address, transfers)
         gathering.gather(coordinator, process, processes, JOINING_SECONDS)
         initialize(coordinator, process, processes, detect)
         held.detach()  # it stays open, for JAX listens at the port only when the first array is copied
