@@ -67,11 +67,12 @@ class Measures(NamedTuple):
 def network_of(model: str) -> tuple[list[Any], Any, Any]:
     """The blocks of a model, and the shapes of an example and of its label: 1,024 tokens of GPT-2's vocabulary, an
     image of ImageNet or of CIFAR-10."""
+    tokens = jax.ShapeDtypeStruct((1, 1024), np.int32)
     if models.takes(model) == "tokens":
-        return models.blocks(model, 50257), (tokens := jax.ShapeDtypeStruct((1, 1024), np.int32)), tokens
+        return models.blocks(model, 50257), tokens, tokens
     classes, size = (1000, 224) if model.endswith("_imagenet") else (10, 32)
-    image, label = jax.ShapeDtypeStruct((1, size, size, 3), np.float32), jax.ShapeDtypeStruct((1,), np.int32)
-    return models.blocks(model, classes), image, label
+    image = jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
+    return models.blocks(model, classes), image, jax.ShapeDtypeStruct((1,), np.int32)
 
 
 def measures(network: Network) -> Measures:

@@ -172,8 +172,7 @@ def parser() -> report.Parser:
     usual = {"model": "wrn16_4", "batch_size": 64, "K": [2, 4], "method": ["bp", "ddg", "fdg"], "split": "balanced"}
     made = report.parser("simulate", __doc__, epilog, **usual, batches=8, windows=4, seconds=8.0)
     add = made.add_argument
-    link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (without units us and GB/s)"
-    add("--link", default="none", help=link)
+    add("--link", default="none", help="none, pcie, nvlink, <latency>,<bandwidth>: 10ms,1Gbit/s (no units: us, GB/s)")
     add("--processes", type=report.positive, default=1, help="number of processes, each with a host (default 1)")
     add("--replicas", default="1", help="devices of each stage: R, or R_1,...,R_K, or 8/K")
     add("--within", default="none", help="the link between the devices of a stage, as --link (default none)")
