@@ -64,7 +64,12 @@ def short(folder):
 def begun(monkeypatch, file, *words):
     """The pipeline that a command was about to train with the weights of a file."""
     jobs = []
-    monkeypatch.setattr(lifecycle, "train", lambda run, *_: jobs.append(run.job) or 0)
+
+    def stop(run, *_):
+        yield jobs.append(run.job)
+        return 0
+
+    monkeypatch.setattr(lifecycle, "train", stop)
     given = [*short(file.parent), *words, "--init-from", str(file), "--run-dir", str(file.parent / "run")]
     assert language_model.main(given) == 0
     return jobs[0]

@@ -42,7 +42,7 @@ def begun(monkeypatch):
     jobs = []
 
     def stop(run, *_):
-        jobs.append(run.job)
+        yield jobs.append(run.job)
         return 0
 
     monkeypatch.setattr(lifecycle, "train", stop)

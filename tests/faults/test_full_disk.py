@@ -67,7 +67,7 @@ def fills_up(monkeypatch):
             if loop.record.step == AT - 1:
                 loop.saving.check()  # what came before is saved
                 fill(disk, spare)
-            window(loop)
+            return window(loop)
 
         def saying(self, line):
             if "WARNING" in line:

@@ -67,7 +67,7 @@ def command_lines(draw):
 def one_step(run, signals):
     """In place of the training: what an accepted configuration must be able to do."""
     job, step = run.job, run.record.step
-    loop.feed(job.dataset, job.options, job.steps).next(step).enter(job.pipeline)
+    yield loop.feed(job.dataset, job.options, job.steps).next(step).enter(job.pipeline)
     job.pipeline.drain()
     assert step + 1 in [each.step for each in job.pipeline.losses(wait=True)]
     return 0
