@@ -104,5 +104,5 @@ def named(said, k, step, what, K):
         assert refused in said
         return
     assert f"the weights of stage k={k}" in said, said
-    batch = int(re.search(r"(?:training loss is nan at|: after) batch (\d+)", said)[1])  # type: ignore[index]
+    batch = int(re.search(r"(?:training loss is nan at| is not finite after) batch (\d+)", said)[1])  # type: ignore[index]
     assert step - K < batch <= step  # those that stages 1 to K have before them when it happens
