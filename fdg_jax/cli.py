@@ -152,19 +152,17 @@ def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
 
 def parser(program: Program) -> Parser:
     """A parser that reads every flag into the option of its name. The result lacks flags that are not given."""
-    made = empty_parser(program)
+    made, shown = empty_parser(program), effective(program)
     for group, about in GROUPS.items():
         box = made.add_argument_group(title(group), about)
         for option in of_group(group):
-            add(box, option, program)
+            add(box, option, program, hidden=option.name not in shown)
     return made
 
 
 def short_parser(program: Program) -> Parser:
     """A parser for --help, with only the flags that most people need."""
-    made = empty_parser(program)
-    flags = all_flags()
-    number = sum(concerns(name, program) for name in flags)
+    made, flags, number = empty_parser(program), all_flags(), len(effective(program))
     box = made.add_argument_group("the flags that most people need", f"--help-all lists all {number} by group.")
     for name in EVERYDAY_TEXT if unit(program) == "tokens" else EVERYDAY:
         add(box, flags[name], program)
@@ -203,17 +201,18 @@ def unit(program: Program) -> str:
     return data.unit(program.datasets[0]) if program.datasets else "images"
 
 
-def concerns(name: str, program: Program) -> bool:
-    """Whether an option has an effect with the data and the models of a command. --help leaves the others out."""
-    of_models = {option for model in models.names(unit(program)) for option in models.declared(model)}
-    kinds = program.datasets if unit(program) == "tokens" else ("images",)
-    return (name not in OF_MODELS or name in of_models) and not {*kinds}.isdisjoint(OF_DATA.get(name, kinds))
+def effective(program: Program) -> set[str]:
+    """The names of the options that have an effect with the data and the models of a command. --help lists these."""
+    own = {option for model in models.names(unit(program)) for option in models.declared(model)}
+    kinds = {*program.datasets} if unit(program) == "tokens" else {"images"}
+    fit = {name for name in all_flags() if not kinds.isdisjoint(OF_DATA.get(name, kinds))}
+    return fit - (OF_MODELS.keys() - own)
 
 
-def add(box: Any, option: Option, program: Program) -> None:
-    """Adds the flag of an option to its group."""
+def add(box: Any, option: Option, program: Program, hidden: bool = False) -> None:
+    """Adds the flag of an option to its group. hidden: --help does not list it."""
     name, kind, default = option.name, parts(option.kind)[0], default_of(option, program)
-    text = explained(option, program).replace("%", "%%") if concerns(name, program) else argparse.SUPPRESS
+    text = argparse.SUPPRESS if hidden else explained(option, program).replace("%", "%%")
     flag, about = spelled(name), {"dest": name, "help": text}
     about |= {} if kind is bool else {"metavar": metavar(option)}
     if name == "resume":

@@ -34,7 +34,7 @@ from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import checked
 from fdg_jax.stages.around import name_of
-from fdg_jax.stages.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
+from fdg_jax.stages.functions import ComputeOptions, Spec, drawing_key, loss_of, split_variables
 from fdg_jax.stages.nonfinite import guard_loss
 from fdg_jax.stages.own_modules import Shapes, check_loss, check_number, check_shapes, fitting_variables
 from fdg_jax.stages.precision import precision
@@ -190,7 +190,7 @@ class Configuration:
         here = any(map(is_here, place.devices))
         made = first_variables(init, key, cut, given) if here else jax.eval_shape(init, key)
         if seen.draws:
-            made["rng"] = raw_key(jax.random.fold_in(key, 1))
+            made["rng"] = drawing_key(key)
         return jax.device_put(made, place.device) if is_here(place.device) and cut is None else made
 
     def check_replicas(self, n: int) -> None:

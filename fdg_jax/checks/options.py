@@ -143,13 +143,14 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
          "Give --seeds 0-7, say, and no --sweep"),
         (start.together and start.jobs > 1, "jobs", "with --together all runs are one program", "Leave it out"),
     ))  # fmt: skip
-    c = config
-    refuse_where(c, () if not start.together else (
-        (c.engine not in ("auto", "scan"), "engine", "with --together it is scan", "Leave it out"),
-        (max(replicas(c.replicas, c.K)) * c.tensor > 1, "replicas", "with --together all stages are on one device",
-         "Leave it out"),
-        (c.on_nan == "rollback", "on_nan", "with --together all runs stay at the same batch", "Use stop or skip"),
-    ))  # fmt: skip
+    if start.together:
+        c = config
+        refuse_where(c, (
+            (c.engine not in ("auto", "scan"), "engine", "with --together it is scan", "Leave it out"),
+            (max(replicas(c.replicas, c.K)) * c.tensor > 1, "replicas", "with --together all stages are on one device",
+             "Leave it out"),
+            (c.on_nan == "rollback", "on_nan", "with --together all runs stay at the same batch", "Use stop or skip"),
+        ))  # fmt: skip
     flag = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
     if not flag:
         return

@@ -19,11 +19,11 @@ from fdg_jax.machine import programs
 from fdg_jax.stages import delay_line, hyperparameters
 from fdg_jax.stages.functions import (
     StageState,
+    drawing_key,
     flax_variables,
     loss_of,
     make_stage_functions,
     metrics_of,
-    raw_key,
     split_variables,
 )
 from fdg_jax.stages.nonfinite import guard_statistics
@@ -61,12 +61,11 @@ class ScanEngine(Engine):
         mean = schedule.accumulation == "mean"
         self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
         if type(self.place) is Place:  # parts of an array on several devices are not joined
-            rings = delay_line.start(states, lines).lines
+            rings = jax.eval_shape(lambda: delay_line.start(states, lines).lines)  # shapes: nothing is allocated
             kept = [jax.eval_shape(lambda ring: jax.tree.map(lambda leaf: leaf[0], ring), ring) if D else None
                     for D, ring in zip(schedule.delays, rings, strict=True)]  # fmt: skip
             self.lines = lines = lines._replace(packings=[Packing(gradient) for gradient in kept])
-        run = self.place.put_weights(lines.rings(lines.pack, delay_line.start(states, lines)))
-        self.run = jax.tree.map(jnp.copy, run)  # the arrays are donated, so they must not be the caller's
+        self.run = self.begun(states)
         self.unpacked, self.packed = (programs.jit(partial(lines.rings, way)) for way in (lines.unpack, lines.pack))
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
@@ -116,14 +115,18 @@ class ScanEngine(Engine):
         first = [self.first_state(k, key, *split_variables(each)) for k, each in enumerate(variables, 1)]
         other.losses, other.entered, other.unfinished = self.no_losses(), 0, None
         other._make_inputs = programs.jit(preprocess.inputs)
-        run = self.lines.rings(self.lines.pack, delay_line.start(first, self.lines))
-        other.run = jax.tree.map(jnp.copy, self.place.put_weights(run))
+        other.run = self.begun(first)
         return other
 
     def first_state(self, k: int, key: jax.Array, params: Tree, extra: dict[str, Tree]) -> StageState:
         """The first state of stage k, as `Pipeline.init` makes it of a key and its variables."""
-        drawn = {"rng": raw_key(jax.random.fold_in(jax.random.fold_in(key, k), 1))}
+        drawn = {"rng": drawing_key(jax.random.fold_in(key, k))}
         return StageState(params, {**extra, **(drawn if "rng" in self.takes[k - 1] else {})})
+
+    def begun(self, states: Sequence[StageState]) -> delay_line.DelayState:
+        """The state of a run before its first batch: copies, as its arrays are donated and may be the caller's."""
+        run = self.lines.rings(self.lines.pack, delay_line.start(states, self.lines))
+        return jax.tree.map(jnp.copy, self.place.put_weights(run))
 
     def watch(self) -> UnfinishedOperations:
         self.unfinished = UnfinishedOperations()

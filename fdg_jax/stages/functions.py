@@ -190,6 +190,11 @@ def raw_key(key: Array) -> Array:
     return data if data.shape == default.shape else jax.random.bits(key, default.shape, default.dtype)
 
 
+def drawing_key(key: Array) -> Array:
+    """The `raw_key` that a stage's modules draw from at first. key: the stage's random key."""
+    return raw_key(jax.random.fold_in(key, 1))
+
+
 def key_shape() -> jax.ShapeDtypeStruct:
     """The shape and dtype of a `raw_key`."""
     return jax.eval_shape(lambda: raw_key(jax.random.key(0)))
