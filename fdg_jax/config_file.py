@@ -107,7 +107,7 @@ def converted(entry: Setting, option: Option, place: str) -> Any:
             raise BadInput(f"{place}: {entry.key}: {error}.") from None
     number = isinstance(value, int) and not isinstance(value, bool)
     possible = abs(value) < LARGEST if number else not isinstance(value, str) or value.isprintable()
-    if number and fits("", kind):
+    if number and fits("", kind) and not fits(0, kind):
         value = str(value)  # split = 3
     elif number and possible and fits(0.5, kind):
         value = float(value)

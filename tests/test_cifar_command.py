@@ -13,11 +13,12 @@ from cifar_processes import SHORT, command, finish, started
 from fdg_jax import cli
 from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS
+from fdg_jax.experiments.cifar import PROGRAM
 from fdg_jax.machine import huge_pages
 from fdg_jax.options.fields import spelled
 
 FLAGS = {
-    "--K": 2, "--replicas": "1", "--beta": 1.0, "--method": "fdg", "--model": "resnet20", "--dataset": "auto",
+    "--K": 2, "--replicas": 1, "--beta": 1.0, "--method": "fdg", "--model": "resnet20", "--dataset": "auto",
     "--tensor": 1, "--fsdp": False,
     "--data-dir": None, "--epochs": 300, "--batch-size": 128, "--learning-rate": 0.1, "--weight-decay": 5e-4,
     "--momentum": 0.9, "--seed": 0, "--steps": None, "--train-size": None, "--engine": "auto", "--weights": "stashed",
@@ -33,6 +34,8 @@ FLAGS = {
 
 def test_no_flag_of_the_interface_disappears_or_changes_its_default():
     assert {flag: FIELDS[flag[2:].replace("-", "_")].default for flag in FLAGS} == FLAGS
+    # a number, as older runs have it in config.json
+    assert [cli.parse(["--replicas", word], PROGRAM)[0].replicas for word in ("2", "4,2", "8/K")] == [2, "4,2", "8/K"]
 
 
 # Have no effect on a training with images.

@@ -70,8 +70,9 @@ def check(config: Config, given: Collection[str]) -> Plan:
     return plan
 
 
-def replicas(text: str, K: int) -> list[int]:
-    """The devices of stages k = 1..K that `--replicas TEXT` means: "2" for all, "4,2", "8/K". Raises BadInput."""
+def replicas(asked: int | str, K: int) -> list[int]:
+    """The devices of stages k = 1..K that --replicas means: 2 for all, "4,2", "8/K". Raises BadInput."""
+    text = str(asked)
     n, of_all, none = text.partition("/K")
     words = [str(int(n) // K)] if of_all and n.isdecimal() and not none else text.split(",")
     found = [int(word) for word in words if word.isdecimal() and 0 < int(word) <= MOST_REPLICAS]

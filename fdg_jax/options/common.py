@@ -51,8 +51,8 @@ class Common:
         "as BP with delayed gradients. scan: that as one program, also on a CPU, as --together has it.", group="method",
         shown="pipeline; delay-line if there are fewer accelerators than K, or K=1, and the method allows it"
     )
-    replicas: str = option(
-        "1", "Devices of each stage, K x R in all; or one number for each stage, such as 4,2; or 8/K for 8 in all. "
+    replicas: int | str = option(
+        1, "Devices of each stage, K x R in all; or one number for each stage, such as 4,2; or 8/K for 8 in all. "
         "Each has the stage's weights and computes its part of the batch; the numbers are those of one device, except "
         "for rounding.", metavar="R", group="method", free=True
     )

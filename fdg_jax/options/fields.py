@@ -200,21 +200,22 @@ def from_word(word: str, kind: Any) -> Any:
 
     Arguments:
         word: as it was typed.
-        kind: int, float, str, a Literal of texts, or a union of one of these with None, which is written "None".
+        kind: int, float, str, a Literal of texts, or a union of these, of which the first that fits is taken. None is
+            written "None".
 
     Raises: argparse.ArgumentTypeError, which says what is wrong with the word.
     """
-    kind, *optional = parts(kind)
-    if optional and word == "None":
+    kinds = [one for one in parts(kind) if one is not types.NoneType]
+    if word == "None" and types.NoneType in parts(kind):
         return None
-    if several := choices(kind):
+    if several := choices(kinds[0]):
         if word not in several:
             raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(map(repr, several))}")
         return word
-    try:
-        return kind(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a {WORDS[kind]}") from None
+    for one in kinds:
+        with contextlib.suppress(ValueError):
+            return one(word)
+    raise argparse.ArgumentTypeError(f"{word!r} is not a {WORDS[kinds[0]]}")
 
 
 # Options in messages and on command lines

@@ -255,7 +255,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     if options.resume and config.is_file():
         sizes = {**reading.config(config.parent), **{name: sizes[name] for name in given}}
     K = sizes["K"]
-    R = [r * sizes.get("tensor", 1) for r in replicas(sizes.get("replicas", "1"), K)]
+    R = [r * sizes.get("tensor", 1) for r in replicas(sizes.get("replicas", 1), K)]
     coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
     if detect := coordinator == AUTO:
         coordinator, processes, process = transport.detected()
