@@ -1,6 +1,6 @@
 """`fdg_jax.Pipeline`: train your own Flax modules as K stages, each on its own device, none waiting for another.
 
-Everything that can be wrong is checked by `jax.eval_shape` before anything compiles; then an engine does the work.
+Arguments and shapes are checked (with `jax.eval_shape`) before anything compiles. An engine then runs the training.
 """
 
 import os
@@ -46,53 +46,58 @@ ENGINES: dict[str, Callable[[Problem], Engine]] = {
 class Pipeline:
     """A network cut into stages k = 1..K, trained by one of the paper's methods.
 
-    stages: Flax (linen) modules. The output of stage k is the input of stage k+1. A `train` argument, batch statistics
-        and keys for "dropout" and other random streams are handled where a module has them. With `split`, these are
-        the blocks of a network, any number of them. docs/own-modules.md says what else modules may do.
-    split: cuts the blocks into K stages in init, when shapes are known: "balanced" by FLOPs, "measured" by block times
-        on this device, "even", or the first blocks of stages 2..K, as the flag --split. K: the number of stages; by
-        default the number of `devices`, or the number that the first blocks give. With `split`, the initial weights
-        depend on init's key alone, not on K.
-    loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
-        numbers `Metrics.metrics` and `evaluate` return. What modules sow as "losses" is minimised as well. Where
-        batches have no labels, it gets None. loss(outputs, labels, key) also gets a random key, a new one for every
-        step (and micro-batch), from stage K's stream "loss".
-    optimizer: an optax chain. Each stage has its own state of it, and gives it gradients that are already shrunk by
-        beta**(K-k) (Eq. 17). Or a list of chains, one a stage, or a function k -> chain. Each chain sees the gradients
+    stages: Flax (linen) modules. The output of stage k is the input of stage k+1. Modules may take a `train` argument,
+        have batch statistics, and use "dropout" and other random streams. With `split`, `stages` lists the blocks of
+        one network, any number of them. docs/own-modules.md says what else modules may do.
+    split: how `init` cuts the blocks into K stages: "balanced" (equal FLOPs), "measured" (equal block times on this
+        device), "even" (equal numbers of blocks), or the numbers of the first blocks of stages 2..K, as with the flag
+        --split. With `split`, the initial weights depend on init's key alone, not on K.
+    K: the number of stages, with `split`. Default: one more than the number of first blocks, or else the number of
+        `devices`.
+    loss: loss(outputs, labels) -> scalar, the mean over the batch; stage K computes it. It may also return (scalar,
+        {name: number}); `Metrics.metrics` and `evaluate` report these numbers. Values that modules sow as "losses" are
+        added to the loss. `labels` is None if batches have none. A loss with a third argument gets a random key,
+        loss(outputs, labels, key): a new one for every step (and micro-batch), from stage K's stream "loss".
+    optimizer: an optax chain, a list of K chains, or a function k -> chain. Each stage has its own optimizer state.
+        Its gradients are multiplied by beta**(K-k) before they enter the chain (Eq. 17). Each chain sees the gradients
         of its own stage only, so optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient.
         To approximate clipping of the whole network at c, use c / sqrt(K), if the stages' gradients have about the
         same norm.
-    correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
-        arguments here; a `CorrectionSpec` of your own; or several, as "rate,cosine" or a list of names and specs.
-        Shrinking by beta is one of these files; it comes first, unless the chosen correction takes beta itself. Adam,
-        Muon and others divide a gradient by its size, so that beta cancels; init warns where three steps of the
-        optimizer show this.
-    learning_rate, momentum: those of the optimizer, for corrections that need them: an optax chain does not show them.
-    method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
-        (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
-    devices: one per stage, a list or a mesh of several for each, or one for the delay line; by default accelerators,
-        else emulated CPU devices.
-    engine: "pipeline" (K devices), "delay-line" (the same training on one device, stashed weights only), or "scan"
-        (that as one program a batch or window, as the delay line is on an accelerator, also on a CPU).
-    dtype: "float32" (arrays are left as they are) or "bfloat16": modules compute with kernels and activations in
-        bfloat16; weights, statistics, the optimizer's state and the loss stay float32 (fdg_jax.stages.precision). Flax
-        layers need `dtype` too.
-    remat: stages whose backward pass computes the activations again, so that a stash keeps only the input: "none",
-        "all", or their numbers (1, 2).
-    preprocess: preprocess(inputs, step) -> what stage 1 takes; or preprocess(inputs, labels, step) -> (that, the labels
-        of the loss), for mixup, masks or noise. It is traced, and step counts batches from 0. The second form runs on
-        stage 1's device and again on stage K's, each time without the half that is not needed there. Evaluation does
-        not use it: `evaluate` takes labels like those of batches, or like those that preprocess makes.
-    guard: skip an update whose loss or gradient has a NaN or an infinity, and keep no running statistics that do;
-        `Metrics.bad` reports skipped updates. They leave weights and moments as they are; schedules count them, too.
+    correct: further corrections of late gradients: the name of a file of fdg_jax/corrections, a `CorrectionSpec` of
+        your own, or several, as "rate,cosine" or a list of names and specs. Options of a correction are keyword
+        arguments here. beta**(K-k) is applied first, unless a chosen correction takes beta itself. Adam, Muon and
+        others divide a gradient by its size, so beta cancels; `init` tries three steps of the optimizer and warns
+        if beta cancels.
+    learning_rate, momentum: those of the optimizer, for corrections that need them. They cannot be read from an optax
+        chain.
+    method: the name of a file of fdg_jax/methods, or a `Method` of your own.
+    beta, order, weights, and further keyword arguments (accumulate, aux, ...): as the flags of the same names. A
+        method refuses options that it does not have.
+    devices: one device per stage; a list or a mesh of devices for each stage; or a single device for the delay line.
+        By default accelerators, else emulated CPU devices.
+    engine: "pipeline" (K devices), "delay-line" (the same training on one device, with stashed weights only), or
+        "scan" (the delay line compiled as one program per batch or window). On an accelerator, "delay-line" is "scan".
+    dtype: "float32" (arrays keep their dtypes) or "bfloat16" (modules compute with kernels and activations in
+        bfloat16; weights, statistics, the optimizer's state and the loss stay float32; see fdg_jax.stages.precision).
+        Flax layers need their `dtype` argument, too.
+    remat: the stages that recompute their activations in the backward pass, so that their stashes keep only the input:
+        "none", "all", or stage numbers (1, 2).
+    preprocess: preprocess(inputs, step) -> inputs of stage 1; or preprocess(inputs, labels, step) -> (inputs of stage
+        1, labels of the loss), for mixup, masks or noise. It is traced, and step counts batches from 0. The second form
+        runs on stage 1's device for the inputs and on stage K's device for the labels; XLA removes the unused half.
+        Evaluation does not use it: `evaluate` takes labels like those of batches, or like those that preprocess makes.
+    guard: skip every update whose loss or gradient has a NaN or an infinity, and discard such running statistics.
+        A skipped update leaves weights and moments unchanged, but learning-rate schedules count it. `Metrics.bad`
+        reports skipped updates.
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
-    ema: keep an average of each stage's weights, `Pipeline.ema`. It starts at the first weights; every update of the
-        stage that `guard` does not refuse makes it ema * average + (1 - ema) * new weights.
-    axis_rules: where stages are on meshes, pairs of a name that modules give to an axis of their arrays
-        (`nn.with_logical_partitioning` and the like) and the axis of the mesh over which it is cut: ("hidden",
-        "tensor"). A name that is an axis of the mesh needs no rule; any other is not cut. Batches are cut over the
-        axes "data" and "fsdp".
-    read_behind: the most dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
+    ema: the decay of an average of each stage's weights, `Pipeline.ema`. The average starts at the initial weights.
+        Every update that `guard` does not skip makes it ema * average + (1 - ema) * new weights.
+    axis_rules: for stages on meshes, pairs such as ("hidden", "tensor"): a logical axis name that modules give
+        (`nn.with_logical_partitioning` and the like), and the mesh axis over which arrays are sharded along it. A
+        logical name that is also a mesh axis needs no rule. Axes with other names are not sharded. Batches are sharded
+        over the mesh axes "data" and "fsdp".
+    read_behind: the most dispatches whose losses the host has not read, 1 or more. It bounds how far the host runs
+        ahead of the devices.
 
     Raises BadInput with the fact, the numbers and the way out. One thread at a time may call step, train, drain, state
     and restore. A pipeline cannot be copied or pickled: use state() and restore() instead.
@@ -147,14 +152,14 @@ class Pipeline:
         example_batch: Batch,
         variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
     ):
-        """Checks that everything fits, then makes the stages' variables (or takes the given ones).
+        """Checks arguments and shapes, then initialises the stages' variables (or copies the given `variables`).
 
-        key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
-        jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches). Each is a
-        tree; labels may be `fdg_jax.Weighted`, or None. A batch may also be a dictionary of "inputs" and perhaps
-        "labels" and "weights".
-        variables: one Flax dictionary {"params": ..., "batch_stats": ...} per stage, or one for the whole network (as
-        from `export`) where the stages are blocks of one; they are copied.
+        key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels), trees of
+        arrays or jax.ShapeDtypeStructs, with the dtypes that batches will have (for 64 bits see
+        fdg_jax.checks.batches). Labels may be `fdg_jax.Weighted`, or None. A batch may also be a dictionary with
+        "inputs" and, optionally, "labels" and "weights".
+        variables: one Flax dictionary {"params": ..., "batch_stats": ...} per stage; or, if the stages were cut from
+        one network, one dictionary for the whole network, as `export(whole=True)` returns.
         """
         given = self._configuration
         specs, example = given.specs(key, as_pair(example_batch), variables)
@@ -170,8 +175,8 @@ class Pipeline:
         return self
 
     def again(self, key: jax.Array, variables: Sequence[Mapping[str, Tree]], preprocess: Preprocess) -> "Pipeline":
-        """A pipeline of engine "scan" with other first variables, which shares this one's checks and programs. It is
-        to be trained together with this one (fdg_jax.engine.seeds).
+        """A second pipeline of engine "scan", with other initial variables but this one's checks and programs. Both
+        are meant to be trained together (fdg_jax.engine.seeds).
 
         key, variables: as for `init`, one dictionary per stage, checked. preprocess: made by `preprocess_of`.
         """
@@ -188,7 +193,7 @@ class Pipeline:
         return f"Pipeline(method={self.method.name!r}, K={self.K}, stages=[{stages}], devices=[{devices}])"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses copy.copy, copy.deepcopy and pickle, which call this."""
+        """Refuses copy.copy, copy.deepcopy and pickle, which call this method."""
         way_out = "Make a second one with the same arguments, call its init, and then second.restore(first.state())."
         raise BadInput(f"a pipeline cannot be copied or pickled: it holds devices and compiled programs. {way_out}")
 
@@ -199,15 +204,16 @@ class Pipeline:
         return self._engine
 
     def step(self, batch: Batch) -> Metrics | None:
-        """Enters one batch (inputs, labels). It only dispatches, and waits only while `read_behind` losses are unread.
+        """Enters one batch (inputs, labels). The call dispatches work and does not wait for it, unless more than
+        `read_behind` losses are unread.
 
-        Returns the newest finished Metrics, None before the first. Batches may have other lengths than the example
-        batch (methods with auxiliary networks or projections, and pipelines in several processes, take another batch
-        size only). Every shape compiles anew; the sixth gives a warning.
+        Returns the newest finished Metrics, None before the first. The arrays of a batch may have other lengths than
+        those of the example batch. With auxiliary networks or projections, and in several processes, only the batch
+        size may differ. Every new shape compiles again; the sixth shape gives a warning.
 
-        NumPy arrays are copied and may be used again at once. JAX arrays are not copied: they must not be donated or
-        deleted before the batch has updated every stage. If this raises before the batch has entered, nothing has
-        changed; if it is cut off later, `interrupted` becomes True.
+        NumPy arrays are copied, so the caller may change them at once. JAX arrays are not copied: they must not be
+        donated or deleted before the batch has updated every stage. If the call raises before the batch has entered,
+        nothing has changed. If it is cut off later, `interrupted` becomes True.
         """
         engine, (inputs, labels) = self.engine, self._checked(as_pair(batch))
         with self._guard:
@@ -216,7 +222,7 @@ class Pipeline:
             return engine.losses.newest()
 
     def _checked(self, batch: tuple[Tree, Tree]) -> Sequence[Tree]:
-        """Checks a batch and copies its NumPy arrays. Shapes and dtypes of NumPy arrays are checked once only."""
+        """Checks a batch and copies its NumPy arrays. Each combination of NumPy shapes and dtypes is checked once."""
         leaves, structure = jax.tree.flatten(batch)
         kinds = structure, *[(leaf.shape, leaf.dtype) if type(leaf) is np.ndarray else object() for leaf in leaves]
         if kinds not in self._checked_kinds:
@@ -226,10 +232,11 @@ class Pipeline:
         return structure.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
     def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> Metrics | None:
-        """Enters W batches: each row of indices [W, batch] selects from images [N, ...], or other examples, and from
-        labels [N, ...], which may be None.
+        """Enters W batches. Each row of indices [W, batch] selects one batch from images [N, ...] (or other examples)
+        and labels [N, ...]; labels may be None.
 
-        The pipeline makes W steps. The delay line makes one dispatch, with images and labels resident on its device.
+        The engine "pipeline" makes W steps. The delay line makes one dispatch, with images and labels kept on its
+        device.
         """
         engine = self.engine
         if shapes := check_indices(self._example, images, labels, indices):
@@ -245,20 +252,21 @@ class Pipeline:
         return self._configuration.stages
 
     def about(self) -> dict[str, Any]:
-        """The facts about this pipeline that a file of its weights or state records."""
+        """The facts about this pipeline that are written into a file of its weights or state."""
         modules = [name_of(module) for module in self.modules]
         about = {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
         return about | {"batches": self.batches}
 
     @property
     def batches(self) -> int:
-        """The number of batches that have entered so far; a restored pipeline goes on counting."""
+        """The number of batches that have entered so far, including those before a restored state."""
         return self.engine.entered
 
     @property
     def interrupted(self) -> bool:
-        """Whether a call was cut off within a tick, by Ctrl-C or an error, or is within a tick now. Then the stages are
-        at different batches, and step, train, drain, state, snapshot and evaluate refuse. Call restore or init."""
+        """Whether a call is within a tick now, or was cut off there by Ctrl-C or an error. After such a cut the stages
+        are at different batches, and step, train, drain, state, snapshot and evaluate raise BadInput. Call restore or
+        init."""
         return self._engine is not None and self._engine.within_tick
 
     def losses(self, wait: bool = False) -> list[Metrics]:
@@ -273,18 +281,19 @@ class Pipeline:
         return engine.losses.take()
 
     def unread(self) -> dict[int, jax.Array]:
-        """Losses that neither `step` nor `losses` has returned yet: {number of the batch: its loss []}, or, where one
-        dispatch trains W batches, {number of the first: their losses [W]}."""
+        """The losses that the host has not read yet: {number of the batch: its loss []}. If one dispatch trains W
+        batches, its entry is {number of the first batch: losses [W]}."""
         return {step: results.losses for step, results in self.engine.losses.pending}
 
     def first_nonfinite(self, batch: Batch, step: int = 0) -> Nonfinite | None:
-        """Where a batch (inputs, labels) meets the first NaN or infinity, as (k, "weights" | "outputs" | "loss"), in
-        training mode with the current weights; None if nowhere. step: for `preprocess`. Slow, and changes nothing."""
+        """Runs a batch (inputs, labels) in training mode with the current weights and returns where the first NaN or
+        infinity appears, as (k, "weights" | "outputs" | "loss"); None if there is none. step: for `preprocess`. The
+        call is slow and changes nothing."""
         inputs, labels = copy_arrays(tuple(as_pair(batch)))
         return self.engine.first_nonfinite(inputs, labels, step)
 
     def drain(self) -> None:
-        """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""
+        """Finishes the batches in flight: afterwards every batch has updated every stage once. Training may go on."""
         engine = self.engine
         with self._guard:
             engine.losses.warn()
@@ -295,18 +304,18 @@ class Pipeline:
         self.engine.wait()
 
     def refused(self) -> tuple[int, ...]:
-        """For each stage of a guarded pipeline, the number of the first skipped update, 0 if none. Waits for everything
-        dispatched. `Metrics.bad` has the same without waiting, except for updates after the last loss."""
+        """For each stage of a guarded pipeline, the number of the first skipped update, 0 if none. Waits for all
+        dispatched work. `Metrics.bad` has the same numbers without waiting, but misses updates after the last loss."""
         return tuple(map(int, jax.device_get(self.engine.bad())))
 
     def gradient_norms(self) -> tuple[float, ...]:
         """For each stage, the norm of the gradient of its last update, 0 before the first; () unless the pipeline has
-        gradient_norms=True. Waits for everything dispatched. `Metrics.gradient_norms` has the same without waiting,
-        except for updates after the last loss, such as those of `drain`."""
+        gradient_norms=True. Waits for all dispatched work. `Metrics.gradient_norms` has the same numbers without
+        waiting, but misses updates after the last loss, such as those of `drain`."""
         return tuple(map(float, jax.device_get(self.engine.norms())))
 
     def watch(self) -> UnfinishedOperations:
-        """The unfinished operations among those dispatched from now on, for a thread that monitors them."""
+        """Records every operation dispatched from now on until it is finished, for a thread that monitors them."""
         return self.engine.watch()
 
     def evaluate(
@@ -319,12 +328,12 @@ class Pipeline:
     ) -> Evaluation:
         """Test loss, top-1 error and the loss's metrics with the newest weights. Batches may be in flight.
 
-        batches: (inputs, labels) each; labels are None if they were None at init. transform: maps inputs to those of
-        stage 1; it is traced. What a module writes into a collection of its own is dropped. key: a JAX random key, for
-        modules that draw in evaluation and for a loss that takes a key; nothing else depends on it. `train` stays
-        False, so that dropout is off. In batch n = 1, 2, ... stage k draws its streams from fold_in(fold_in(key, n),
-        k), so that another K draws other numbers. variables: other weights and statistics, as `init` takes them, such
-        as `ema`; the training is left as it is.
+        batches: (inputs, labels) each; labels are None if they were None at init. transform: a traced function that
+        maps inputs to those of stage 1. key: a JAX random key, for modules that draw random numbers in evaluation and
+        for a loss that takes a key. In batch n = 1, 2, ... stage k draws from fold_in(fold_in(key, n), k), so the
+        numbers depend on K. variables: other weights and statistics to evaluate, in the form that `init` takes, such
+        as `ema`. `train` is False, so dropout is off. Evaluation changes nothing in the training: variables that
+        modules write are discarded.
         """
         engine = self.engine
         self._guard.check_whole()
@@ -336,7 +345,8 @@ class Pipeline:
 
     @property
     def staleness(self) -> list[int]:
-        """Per stage, the most updates between a batch's forward pass and its update, as measured in this run."""
+        """Per stage, the largest number of updates between a batch's forward pass and its own update, as measured in
+        this run."""
         return self.engine.staleness()
 
     @property
@@ -346,7 +356,7 @@ class Pipeline:
 
     @property
     def parameter_count(self) -> int:
-        """The number of the network's parameters. `auxiliary_parameter_count` counts what a method adds."""
+        """The number of the network's parameters. `auxiliary_parameter_count` counts those that a method adds."""
         return sum(self.parameter_counts)
 
     @property
@@ -364,15 +374,14 @@ class Pipeline:
     def params(self) -> list[dict[str, Tree]]:
         """Per stage k = 1..K the Flax variables {"params": ..., "batch_stats": ...}, each on its stage's device.
 
-        `export` gives them as NumPy arrays, which any program on any device can use together. With
-        optax.contrib.schedule_free, this and every other method that returns or saves weights gives those for
-        evaluation.
+        `export` returns them as NumPy arrays, which a program on any device can use. With
+        optax.contrib.schedule_free, all methods that return or save weights return the evaluation weights.
         """
         return self.engine.stage_variables()
 
     @property
     def ema(self) -> list[dict[str, Tree]]:
-        """As `params`, with the average of the weights and the newest statistics. Raises BadInput without `ema=`."""
+        """Like `params`, but with the averaged weights, and the newest statistics. Raises BadInput without `ema=`."""
         engine = self.engine
         if self._configuration.ema is None:
             raise BadInput("the pipeline keeps no average of its weights. Make it with Pipeline(..., ema=0.999), say.")
@@ -380,23 +389,25 @@ class Pipeline:
 
     @property
     def optimizer_states(self) -> list[Tree]:
-        """Per stage k = 1..K the state of its optimizer, as optax has it, on its stage's device: for
-        `optax.tree_utils.tree_get(state, "count")`, say. They are copies; None for a stage in another process."""
+        """Per stage k = 1..K a copy of its optax state, on its stage's device; None for a stage in another process.
+        Read it with, for example, `optax.tree_utils.tree_get(state, "count")`."""
         return self.engine.optimizer_states()
 
     def set_hyperparameters(self, *, k: int | None = None, **values: Any) -> None:
-        """Sets numbers that `optax.inject_hyperparams` keeps in the optimizers' states, from the next update on.
+        """Sets hyperparameters that `optax.inject_hyperparams` keeps in the optimizers' states, from the next update
+        on.
 
-        `set_hyperparameters(learning_rate=1e-4)`: nothing compiles again. States and checkpoints have the new values.
-        The `learning_rate=` of corrections stays. In several processes all of them call it.
+        Example: `set_hyperparameters(learning_rate=1e-4)`. Nothing compiles again. States and checkpoints contain the
+        new values. The `learning_rate=` that `Pipeline` passes to corrections does not change. In several processes,
+        every process must call it.
 
         Arguments:
             k: the stage; by default all stages.
-            values: by name. Each keeps the shape and dtype of the one that it replaces.
+            values: the new values by name. Each takes the shape and dtype of the value that it replaces.
 
         Raises:
-            BadInput: a stage has no injected hyperparameter of that name, or it follows a schedule. Then nothing has
-                changed.
+            BadInput: a stage has no injected hyperparameter of that name, or the hyperparameter follows a schedule.
+                Nothing has changed.
         """
         engine, stages = self.engine, range(1, self.K + 1)
         if k is not None and k not in stages:
@@ -406,15 +417,15 @@ class Pipeline:
 
     @property
     def cuts(self) -> tuple[int, ...] | None:
-        """The number of the first block of stages 2..K; None where stages are modules of their own.
+        """The numbers of the first blocks of stages 2..K; None if the stages were not cut from one network.
 
-        With `split=` it is known after `init`.
+        With `split=` they are known after `init`.
         """
         return splits.cuts_of(self.modules)
 
     def parameters_sha256(self) -> str:
-        """sha256 over the bytes of all parameters, sorted by (key path, k). If no two stages share a name, as in the
-        experiments, the order is that of the whole network and does not depend on K."""
+        """sha256 over the bytes of all parameters, sorted by (key path, k). If no two stages share a parameter name, as
+        in the experiments, the order and thus the hash do not depend on K."""
         return states.parameters_sha256([stage["params"] for stage in self.params])
 
     def predict(
@@ -427,21 +438,22 @@ class Pipeline:
     ) -> Tree:
         """The output of stage K for inputs, in evaluation mode with the newest weights. Batches may be in flight.
 
-        It waits for the result. A program is compiled for every new shape, so give batches of one size. In
-        several processes all of them call it, and all get the result.
+        It waits for the result. Every new shape compiles again, so give batches of one size. In several processes,
+        every process must call it, and every process gets the result.
 
         Arguments:
-            inputs: a tree of arrays [n, ...] like those in training, for any n from 1; their other axes may have other
-                lengths, too.
+            inputs: a tree of arrays [n, ...] with the structure and dtypes of the training inputs. n is 1 or more;
+                other axes may differ in length from those in training.
             transform: maps the inputs to those of stage 1, as in `evaluate`; with it, any inputs are allowed.
-                `preprocess` is for training and is not used.
-            key: a JAX random key, for modules that draw in evaluation; as for the first batch of `evaluate`.
+                `preprocess` is not used: it is for training.
+            key: a JAX random key, for modules that draw random numbers in evaluation. The draws are those of the first
+                batch of `evaluate`.
             variables: other weights and statistics, as in `evaluate`.
 
         Returns: a tree of NumPy arrays [n, ...].
 
         Raises:
-            BadInput: the inputs do not fit, or a module draws and there is no key.
+            BadInput: the inputs do not fit, or a module draws random numbers and `key` is None.
         """
         engine = self.engine
         self._guard.check_whole()
@@ -461,12 +473,12 @@ class Pipeline:
         """The weights and statistics as NumPy arrays: for plain Flax, or for `init(..., variables=...)`.
 
         Arguments:
-            whole: return one dictionary for the uncut network `fdg_jax.split.whole(blocks)`, whatever the cut was. The
-                stages must have been cut by `split=` or by fdg_jax.split.stages.
-            ema: return the average of the weights, as `Pipeline.ema` does.
+            whole: return one dictionary for the uncut network `fdg_jax.split.whole(blocks)`. The stages must have been
+                cut by `split=` or by fdg_jax.split.stages.
+            ema: return the averaged weights, as `Pipeline.ema` does.
 
-        Returns: for each stage k = 1..K {"params": ..., "batch_stats": ...}, for `modules[k-1].apply`; or one such
-        dictionary.
+        Returns: a list with {"params": ..., "batch_stats": ...} for each stage k = 1..K, for `modules[k-1].apply`; with
+        `whole`, one such dictionary.
 
         Raises:
             BadInput: `whole` is True, and the stages were not cut from one network.
@@ -480,17 +492,17 @@ class Pipeline:
         return splits.merge_variables(stages) if whole else stages
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the exact state, batches in flight included, and the weights beside it into one safetensors file.
+        """Writes the exact state, batches in flight included, and the weights into one safetensors file.
 
-        It is read by `fdg_jax.load(path)`. The file appears completely or not at all: if writing fails, a file that was
-        there before stays. In several processes all of them call it, and process 0 writes.
+        `fdg_jax.load(path)` reads it. The write is atomic: if it fails, an older file at this path is unchanged. In
+        several processes, every process must call it, and process 0 writes.
 
         Arguments:
             path: the file.
 
         Raises:
             BadInput: there is no such folder, or an array has a dtype that no safetensors file can hold.
-            OSError: the disk is full, or the like.
+            OSError: the file cannot be written, for example because the disk is full.
         """
         state, variables = self.state(), self.export()
         if jax.process_index() == 0:
@@ -499,9 +511,9 @@ class Pipeline:
             weights.save(path, state, variables, about)
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        """What `state` returns, without waiting: the arrays may not be computed yet, and a thread may read them
-        while training goes on. In several processes it waits for all of them. With `own` it does not: it returns only
-        this process's part of the state."""
+        """Returns the same entries as `state`, but as JAX arrays and without waiting for them. A thread may read these
+        arrays while training goes on. With several processes, the call waits for all processes, unless `own` is True:
+        then it returns only this process's part of the state."""
         engine = self.engine
         with self._guard:
             return engine.snapshot(own)
@@ -511,16 +523,17 @@ class Pipeline:
         return jax.device_get(self.snapshot())
 
     def state_sha256(self) -> str:
-        """sha256 over everything a resumed run would need."""
+        """sha256 over the state: everything that a resumed run needs."""
         return states.sha256(self.state())
 
     def restore(self, state: Mapping[str, Any], finite: bool = True) -> None:
-        """Goes on exactly where `state()` was taken. Call init first, with the same stages and method.
+        """Replaces the pipeline's state by one that `state()` returned, so that training continues exactly from there.
+        Call init first, with the same stages and method.
 
-        A state is refused if it does not fit, is incomplete, or (unless `finite` is False) has a NaN or an infinity
-        among its weights, statistics or the optimizer's arrays. Then nothing has changed. The arrays are copied. Beta,
-        the correction's options, `ema` and the optimizer's settings stay the pipeline's own: a state does not hold
-        them, except for injected hyperparameters.
+        Raises BadInput if the state does not fit or is incomplete. Unless `finite` is False, it also raises BadInput if
+        weights, statistics or optimizer arrays have a NaN or an infinity. After an error nothing has changed. The
+        arrays are copied. A state does not contain beta, the corrections' options, `ema` or the optimizer's settings,
+        except for injected hyperparameters: these keep the values given to this pipeline.
         """
         engine = self.engine
         state = check_state(state)

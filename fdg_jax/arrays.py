@@ -1,12 +1,12 @@
-"""Arrays as files hold them: plain numbers, each with a name.
+"""Converts trees of arrays to named arrays of plain numbers, as files store them, and back.
 
 Two kinds of JAX arrays in a state are not numbers. A new-style random key (`jax.random.key`) becomes its uint32 words.
 The cotangent of an integer has the dtype float0 and no content; it becomes an array of False of the same shape.
 
-An array's name is its path in its tree, `params/block000/conv/kernel`. A slash within a key is written as %2F, and a
-percent sign as %25. A second dictionary says what names do not show: tuples, lists, None, whole numbers as keys, and
-empty containers. Containers of another class (`flax.struct` and the like) come back as dictionaries of their fields,
-because no file holds code. Flax's boxes (`nn.Partitioned`) come back as the arrays in them.
+An array's name is its path in its tree, such as `params/block000/conv/kernel`. A slash within a key is written as %2F,
+and a percent sign as %25. A second dictionary records containers that names cannot show: tuples, lists, None, integer
+keys, and empty containers. Containers of other classes (`flax.struct` and the like) are read back as dictionaries of
+their fields, because files store no code. Flax's boxes (`nn.Partitioned`) are read back as the arrays in them.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,14 +38,14 @@ def is_key(array: Any) -> bool:
 
 
 def plain(leaf: Any) -> Any:
-    """Converts a leaf of a state into what is stored. Arrays of numbers, and what is no array, do not change."""
+    """Converts a leaf of a state into the stored form. Native numeric arrays and non-arrays are returned unchanged."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX has a class of its own for these
         return np.zeros(leaf.shape, np.bool_)
     return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else native(leaf)
 
 
 def native(leaf: Any) -> Any:
-    """A NumPy array in this machine's byte order, the only one that JAX takes. Other values are returned unchanged."""
+    """Converts a NumPy array to this machine's byte order, because JAX takes no other. Returns other values as is."""
     other = isinstance(leaf, np.ndarray) and not leaf.dtype.isnative
     return leaf.astype(leaf.dtype.newbyteorder("=")) if other else leaf
 
@@ -65,7 +65,7 @@ def unplain(value: np.ndarray, like: Any) -> Any:
 
 
 def implementation(like: Any) -> Any:
-    """The random number generator to which keys of that dtype belong."""
+    """The random number generator (JAX's `impl`) to which keys with the dtype of `like` belong."""
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(like.shape, like.dtype))
     return found[0]
@@ -88,7 +88,7 @@ def cotangent(shapes: Any) -> Any:
 
 
 def check_usable(name: str, leaf: Any) -> None:
-    """Raises BadInput for a masked array, a shape without numbers, or a deleted array. name: for the message."""
+    """Raises BadInput for a masked array, a jax.ShapeDtypeStruct, or a deleted array. name: for the message."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise BadInput(f"{name}: {shown(leaf)} is a masked array, which JAX cannot use. Fill it: array.filled(0), say.")
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -106,8 +106,8 @@ def shown(leaf: Any) -> str:
 def flattened(tree: Tree, name: str = "") -> tuple[dict[str, Any], dict[str, str]]:
     """Flattens a tree into ({name: array}, {name: kind of container}).
 
-    Kinds are the keys of `MAKERS`. Only containers that names do not show have one. The arrays are in the order of
-    jax.tree.leaves. name: of the tree; the names of its parts begin with it and a slash.
+    Kinds are the keys of `MAKERS`. Only containers that names cannot show have an entry. The arrays are in the order of
+    jax.tree.leaves. name: a prefix for all names, followed by a slash; "" for none.
     """
     below = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     if below and not below[0][0]:  # no container
@@ -125,7 +125,7 @@ def flattened(tree: Tree, name: str = "") -> tuple[dict[str, Any], dict[str, str
 
 
 def kind_of(tree: Tree, empty: bool) -> str:
-    """The kind of a container, "" if names show it."""
+    """The kind of a container; "" if the names of its parts show it."""
     if tree is None:
         return "none"
     if type(tree) in (tuple, list):
@@ -137,9 +137,9 @@ def kind_of(tree: Tree, empty: bool) -> str:
 
 
 def unflattened(path: Any, arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Tree]:
-    """The inverse of `flattened`, for a dictionary that is read from the file at this path.
+    """The inverse of `flattened`, for a dictionary. path: the file that it was read from, for the message.
 
-    Raises BadInput if no tree has these names and kinds: the file is damaged, or somebody made it up.
+    Raises BadInput if no tree has these names and kinds, because the file is damaged or forged.
     """
 
     def made(part: Tree, keys: tuple[str, ...]) -> Tree:

@@ -1,10 +1,10 @@
-"""How long each block of a network takes on this device: what `--split measured` and `Pipeline(split=)` balance.
+"""Measures how long each block of a network takes on this device. `--split measured` balances these times.
 
 A block's forward pass, backward pass and update are three programs, as in a stage. Equal blocks are measured once.
 Different blocks take turns, so that a disturbance of the machine affects all of them; a block's time is the median of
-its turns. On a CPU it is the processor time of this process, which neither other processes nor other stages lengthen.
-Where several cores work on one block, threads that wait for work are counted too. Augmentation (stage 1) and the loss
-(stage K) are left out.
+its turns. On a CPU, time is the processor time of this process, so other processes do not lengthen it. If several
+cores work on one block, the time of threads that wait for work is included. Augmentation (stage 1) and the loss (stage
+K) are not measured.
 
 Measured times are kept in the user's cache directory, for exactly these programs, device and versions.
 """
@@ -37,7 +37,8 @@ Step = Callable[[], float]
 
 
 def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float]:
-    """Seconds of each block for a batch x [b, ...] at block 0: read from the cache, or measured and stored there."""
+    """Seconds of each block for a batch x [b, ...], the input of block 0. Reads them from the cache, or measures and
+    stores them."""
     case = conditions(blocks, x, device)
     found = kept_times.load(WHAT, case, len(blocks))
     if found is None:
@@ -47,7 +48,7 @@ def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -
 
 
 def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, rounds: int = ROUNDS) -> list[float]:
-    """Seconds of each block, measured now."""
+    """Measures the seconds of each block, without the cache."""
     progress = Progress(len(blocks), "blocks", f"measuring block times on {device.platform}:{device.id}, once")
     steps = []
     for step in of_each_kind(blocks, x, lambda block, x, first: warm(block, x, device, first)):
@@ -61,8 +62,8 @@ def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, r
 
 
 class Programs(NamedTuple):
-    """What a stage would run for a block: forward(params, extra, x, None), backward(closure, params, x, dy) and
-    update(params, momentum, grads); and the shapes of their arguments and of the block's output."""
+    """The programs that a stage runs for a block: forward(params, extra, x, None), backward(closure, params, x, dy) and
+    update(params, momentum, grads). The other fields are the shapes of their arguments and of the block's output y."""
 
     forward: Callable
     backward: Callable
@@ -75,7 +76,7 @@ class Programs(NamedTuple):
 
 
 def programs_of(block: nn.Module, x: Any, first: bool) -> Programs:
-    """first: whether it is block 0, whose input needs no gradient."""
+    """The `Programs` of a block. first: whether it is block 0, whose input needs no gradient."""
     seen = trace_module(block, functions.DEFAULT_COMPUTE, x)
     made, rule = functions.functions(block, compute=seen.compute), UpdateRule(recipe.paper_sgd(0.1))
     momentum = jax.eval_shape(rule.optimizer.init, seen.params)
@@ -97,7 +98,7 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
     clock = time.process_time if device.platform == "cpu" else time.perf_counter
     random = np.random.default_rng(0)
 
-    def numbers(shape: Any) -> jax.Array:  # any will do; NumPy's need no compiling; integers become 0
+    def numbers(shape: Any) -> jax.Array:  # any values will do; NumPy compiles nothing; integers become 0
         return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
 
     found = programs_of(block, x, first)
@@ -119,7 +120,7 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
 
 
 def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
-    """A hash of each block's programs as XLA gets them. Other computations under the same name have other hashes."""
+    """A hash of each block's programs as XLA gets them. It changes when a block's computation changes."""
 
     def find(block: nn.Module, x: Any, first: bool) -> tuple[str, Any]:
         found = programs_of(block, x, first)
@@ -133,7 +134,7 @@ def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
 
 
 def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> dict[str, Any]:
-    """All that a measurement depends on, as stored with it in the cache."""
+    """Everything that a measurement depends on. It is stored in the cache beside the times."""
     where = {"processor": facts.processor_name(), "cores": facts.usable_cores()}
     where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
     return {
@@ -142,6 +143,6 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
         "device": device.device_kind,
         **(where if device.platform == "cpu" else {}),
         "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax")},
-        "code": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # how they are measured
+        "code": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # of the code that measures
         "rounds": ROUNDS,
     }

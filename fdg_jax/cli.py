@@ -1,4 +1,4 @@
-"""Makes a `Config` from the words of a command line and a file of options."""
+"""Makes a `Config` from the arguments of a command line and a file of options."""
 
 import argparse
 import os
@@ -35,25 +35,29 @@ FILES = ("text", "tokens", "validation")  # options that take several files
 
 
 class Program(NamedTuple):
-    """A training command: what it is called, and where it differs from `cifar`."""
+    """A training command. The defaults of its fields are those of the command `cifar`."""
 
     command: str  # python -m ...
     trains: str = "a residual network on CIFAR-10"
-    datasets: tuple[str, ...] = ()  # the data sets that it takes; (): all that are held in memory
+    datasets: tuple[str, ...] = ()  # the data sets that it takes; (): all those held in memory
     defaults: Mapping[str, Any] = {}  # option -> its default
     help: Mapping[str, str] = {}  # option -> its help text
 
     def started(self, processes: int) -> str:
-        """The words that start this command on one host. processes: how many processes train together."""
+        """The command line that starts this command on one host. processes: how many processes train together."""
         if processes == 1:
             return self.command
         return f"python -m fdg_jax.launch --processes {processes} -- {self.command.removeprefix('python ')}"
 
 
 class CommandLine(NamedTuple):
-    """A parsed command line: the options of the run, those for joining other processes, the names that the user gave of
-    both, and the flags for this start. places: where in --config FILE an option stands, if it is not on the command
-    line. line: the options on the command line. file: the options in the file.
+    """A parsed command line.
+
+    options, joining: the options of the run, and those for joining other processes.
+    given, joining_given: the names of those options that the user gave.
+    start: the flags that concern only this start.
+    places: for each option that comes from --config FILE, where it stands in the file.
+    line, file: the options on the command line, and those in the file.
     """
 
     options: Config
@@ -66,18 +70,18 @@ class CommandLine(NamedTuple):
     file: Found = config_file.NOTHING
 
     def explained(self, error: Exception) -> str:
-        """The message of a refusal. If it names an option that stands in the file, the line in the file is added."""
+        """The message of an error. If it names an option that comes from the file, the line in the file is added."""
         named = [flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", str(error))]
         named = [self.places[name] for name in named if name in self.places and name not in self.start.swept]
         return f"{error} ({named[0]})" if named else str(error)
 
 
 def parse(arguments: Sequence[str], program: Program | str) -> tuple[Config, frozenset[str]]:
-    """Reads a command line. --help and --help-all print and leave with SystemExit(0).
+    """Reads a command line. --help and --help-all print the help and raise SystemExit(0).
 
     Arguments:
         arguments: the words after the command's name.
-        program: the command; a name stands for one with the usual defaults.
+        program: the command. A name means a command with the usual defaults.
 
     Returns: (options, names of the given options).
 
@@ -88,7 +92,7 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Config, fro
 
 
 def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
-    """Reads a command line as `parse` does, with the flags that are no options of the run."""
+    """Reads a command line as `parse` does, and also returns the flags that are no options of the run."""
     program = Program(program) if isinstance(program, str) else program
     if config.UNREADABLE:
         raise config.UNREADABLE
@@ -117,13 +121,14 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
 
 
 def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
-    """The options of the file, except those of `of_another`. Options of the command line (`given`) take precedence."""
+    """The options of the command line (`given`) and of the file; the command line takes precedence. Options of the file
+    for which `of_another` is True are left out."""
     return {**{name: value for name, value in file.options.items() if not of_another(name, given, file)}, **given}
 
 
 def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Config, frozenset[str]]:
-    """(options, names of the given options) from a command line and a file. Other spellings of a method or correction
-    are replaced by one, because --resume compares options."""
+    """(options, names of the given options) from a command line and a file. Alternative spellings of a method or
+    correction are replaced by the standard one, because --resume compares options."""
     said = of_run(given, file)
     found = chosen(program.defaults, said)
     if found.get("weights") != "current":  # with it, a method's other name is refused later
@@ -135,8 +140,8 @@ def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Co
 
 
 def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
-    """Whether a run's own config.json has an option only because the run had another method, correction, model or
-    optimizer than the command line asks for."""
+    """Whether an option in a run's own config.json belongs to a method, correction, model or optimizer that the command
+    line replaces by another one."""
     if not file.own:
         return False
     other = {choice for choice in given if given[choice] != file.options.get(choice)}
@@ -151,7 +156,7 @@ def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
 
 
 def parser(program: Program) -> Parser:
-    """A parser that reads every flag into the option of its name. The result lacks flags that are not given."""
+    """A parser that stores each flag under the name of its option. Flags that are not given are not in the result."""
     made, shown = empty_parser(program), effective(program)
     for group, about in GROUPS.items():
         box = made.add_argument_group(title(group), about)
@@ -170,7 +175,7 @@ def short_parser(program: Program) -> Parser:
 
 
 def empty_parser(program: Program) -> Parser:
-    """A parser with the texts before and after the flags, and no flags yet."""
+    """A parser without flags, with the texts that --help prints before and after them."""
     return Parser(
         prog=program.command,
         usage="%(prog)s [-h] [--help-all] [OPTIONS]",
@@ -202,7 +207,8 @@ def unit(program: Program) -> str:
 
 
 def effective(program: Program) -> set[str]:
-    """The names of the options that have an effect with the data and the models of a command. --help lists these."""
+    """The names of the options that can have an effect in a command, given its data sets and models. --help-all lists
+    these."""
     own = {option for model in models.names(unit(program)) for option in models.declared(model)}
     kinds = {*program.datasets} if unit(program) == "tokens" else {"images"}
     fit = {name for name in all_flags() if not kinds.isdisjoint(OF_DATA.get(name, kinds))}
@@ -241,7 +247,7 @@ def explained(option: Option, program: Program) -> str:
 
 
 class Joined(argparse.Action):
-    """Joins several files into one value, as PATH joins folders: config.json holds an option as one text."""
+    """Joins several files into one string, as PATH joins folders, because config.json stores an option as one value."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         for name in values or ():
@@ -252,7 +258,7 @@ class Joined(argparse.Action):
 
 
 def auto(word: str) -> str:
-    """The only value that --resume takes."""
+    """Checks the value of --resume, which can only be "auto"."""
     if word != "auto":
         fact = f"{word!r} belongs to no flag, for --resume takes no value except auto"
         raise argparse.ArgumentTypeError(f"{fact}. Write --resume or --no-resume")
@@ -291,7 +297,7 @@ def examples(program: Program) -> str:
         first = {"--dataset digits --model resnet8 --epochs 2": "a first run, in a minute, without a download"}
     else:
         first = {f"{'' if text else '--data-dir data '}--steps 50": "the first 50 batches"}
-    # The optimizers for text divide a gradient by its own size, so a constant beta would change nothing there.
+    # The optimizers for text divide a gradient by its size, so a constant beta would change nothing there.
     option, values = ("dropout", "0,0.1,0.2") if text else ("beta", "0.2,0.5,1")
     found = first | {
         "--K 3 --dry-run": "what would this run cost?",

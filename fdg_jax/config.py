@@ -1,6 +1,6 @@
-"""The configuration of a training: all options, also those that files of methods, corrections and models declare.
+"""The configuration of a training: all options, including those that files of methods, corrections and models declare.
 
-The command line (fdg_jax.cli), files of options, `fdg_jax.Pipeline` and readers of config.json take them from here.
+The command line (fdg_jax.cli), option files, `fdg_jax.Pipeline` and readers of config.json all use these definitions.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ IN_SUMMARY = (
     *("test_error_percent", "updates", "final_parameters_sha256", "final_state_sha256", "stage_parameters", "drained"),
     *("sessions", "tokens_per_second", "test_bits_per_byte", "flops_per_token", "mfu_percent", "mfu_of"),
 )
-# Options that were added later; their defaults mean what runs did before. An older config.json lacks them.
+# Options that were added later. An older config.json lacks them; their defaults describe what older runs did.
 ADDED = (
     *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
     *("hold_out", "init_from", "replicas", "tensor", "fsdp", "tokens", "validation", "vocabulary", "token_dtype"),
@@ -43,10 +43,10 @@ def declared(
     Arguments:
         folder: the folder of methods, corrections or models.
         options_of: the name of a file -> its options by name.
-        taken: names that no such option can have.
+        taken: names that these options must not have.
 
-    Returns: (name -> option, with the files that declare it; the first error in a file, or None). A file with an error
-    is left out.
+    Returns: (options by name, first error in a file or None). Each option records the files that declare it. A file
+    with an error is left out.
     """
     found: dict[str, Option] = {}
     wrong = None
@@ -61,9 +61,9 @@ def declared(
 def of_file(
     folder: Folder, file: str, own: Mapping[str, Option], others: Mapping[str, Option], taken: Collection[str]
 ) -> dict[str, Option]:
-    """The options of a file, with the files that declare them. others: the options of the other files in its folder.
+    """The options of a file; each records all files that declare it. others: the options of other files in the folder.
 
-    Raises: BadInput for a name in `taken`, and where another file declares the option differently.
+    Raises BadInput if a name is in `taken`, or if another file declares an option of that name differently.
     """
     found = {}
     for name, new in own.items():
@@ -86,13 +86,14 @@ OF_CORRECTIONS, wrong_correction = declared(
     corrections.FOLDER, lambda name: corrections.find(name).declared, TAKEN | OF_METHODS.keys()
 )
 OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METHODS.keys() | OF_CORRECTIONS.keys())
-# The options of some data sets only -> the data sets, or kinds of them, that have them.
+# Options that only some data sets have -> these data sets, or kinds of data sets.
 OF_DATA = {
     "data_dir": ("images",), "text": ("text",), "tokens": ("tokens",), "validation": ("tokens",),
     "vocabulary": ("tokens",), "token_dtype": ("tokens",), "block_size": ("text", "tokens"),
     **dict.fromkeys(("blocks", "sample", "temperature", "top_k"), ("text", "tokens")), "precision": ("images",),
 }  # fmt: skip
-# The error in a method's, correction's or model's file. A command reports it and ends; in Python the others still work.
+# The first error in a file of a method, correction or model. A command reports it and ends. In Python, the other files
+# still work.
 UNREADABLE = wrong_method or wrong_correction or wrong_model
 
 
@@ -106,7 +107,7 @@ def grouped() -> dict[str, Option]:
 
 
 JOINED = grouped()
-# In the order of --help: by group, and within a group the options that all runs have come first.
+# In the order of --help: by group. Within a group, options that all runs have come first.
 FIELDS = {
     name: each for group in GROUPS for name, each in {**COMMON, **JOINED}.items() if each.group == group
 }
@@ -114,7 +115,7 @@ SWITCHES = frozenset(name for name, each in FIELDS.items() if each.switch)
 
 
 def config_class() -> type:
-    """The class `Config`, with the options that are known."""
+    """Makes the class `Config` from all options in `Common` and `JOINED`."""
     declared = [(name, each.kind, each.default) for name, each in JOINED.items()]
     return dataclasses.make_dataclass("Config", declared, bases=(Common,), frozen=True)
 
@@ -122,7 +123,7 @@ def config_class() -> type:
 if TYPE_CHECKING:
 
     class Config(Common):
-        """All options of a run, as given or by default."""
+        """All options of a run, given or default."""
 
         def __init__(self, **values: Any): ...
 
@@ -134,7 +135,7 @@ else:
 
 
 def join(folder: Folder, file: str, own: Mapping[str, Option], known: dict[str, Option]) -> None:
-    """Adds the options of a file that has joined a folder after this module was imported.
+    """Adds the options of a file that was added to a folder after this module was imported.
 
     own: what the file declares. known: OF_METHODS, OF_CORRECTIONS or OF_MODELS. Raises BadInput as `of_file` does.
     """
@@ -153,7 +154,7 @@ def values(config: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def model_options(config: Config) -> dict[str, Any]:
-    """The values of the options that the model's file declares. Raises BadInput where there is no such model."""
+    """The values of the options that the model's file declares. Raises BadInput if there is no such model."""
     return values(config, models.declared(config.model))
 
 
@@ -163,8 +164,8 @@ def corrected_by(config: Mapping[str, Any]) -> list[str]:
 
 
 def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of options that an older config.json may lack: those of `ADDED`, and those that files of other
-    methods, corrections or models declare, which may have been added since that run began."""
+    """The defaults of options that an older config.json may lack: the options in `ADDED`, the options of models, and
+    the options of methods and corrections that the run does not use."""
     found = {name: FIELDS[name].default for name in (*ADDED, *OF_MODELS)}
     for options, chosen in ((OF_METHODS, stored.get("method")), (OF_CORRECTIONS, stored.get("correct"))):
         names = {*corrections.split_names(chosen)}
@@ -173,10 +174,10 @@ def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunLength(NamedTuple):
-    """The length of a run in batches. An epoch's last, smaller batch counts as one."""
+    """The length of a run in batches. The last batch of an epoch counts even if it is smaller."""
 
     per_epoch: int
-    all_epochs: int  # the learning-rate schedule follows this; with --epochs 0 it is --steps
+    all_epochs: int  # the length of the learning-rate schedule; with --epochs 0 it is --steps
     end: int  # where the run ends: --steps may end it before all_epochs
 
 

@@ -1,7 +1,7 @@
-"""Options from a file: `--config FILE` in TOML, YAML or JSON, by the names that they have in config.json.
+"""Reads options from a file: `--config FILE` in TOML, YAML or JSON. Options have the names that config.json uses.
 
-A YAML value without quotes is read as the command line would read it. YAML's own rules would turn `warmup: on` into
-True and `learning_rate: 1e-3` into a text.
+A YAML value without quotes is parsed like a value on the command line. YAML's own rules would turn `warmup: on` into
+True and `learning_rate: 1e-3` into a string.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from fdg_jax.options.fields import LARGEST, Option, described, fits, from_word, 
 
 FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # entries of config.json that are no options
 OF_ITS_RUN = frozenset(("run_dir", *RETIRED))
-# By default, a run chooses them.
+# Options whose default means that the run chooses the value.
 LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size", "vocabulary")
 YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULLS = ("", "~", "null", "none")
@@ -30,8 +30,8 @@ WAY_OUT = "Mend it, or leave --config out."
 class Setting(NamedTuple):
     """An entry of a file.
 
-    line: from 1; None if it is not known.
-    word: whether the value is a YAML text without quotes.
+    line: the line number, from 1; None if it is not known.
+    word: whether the value is a YAML scalar without quotes.
     """
 
     key: str
@@ -44,8 +44,8 @@ class Found(NamedTuple):
     """The options in a file.
 
     options: name -> value.
-    given: the names of the options that count as given. A run's own config.json holds every option; there, only options
-        that differ from their defaults count.
+    given: the names of the options that count as given by the user. A run's own config.json contains every option, so
+        there only options that differ from their defaults count as given.
     places: name -> "FILE, line 7".
     own: whether the file is a run's config.json.
     """
@@ -60,7 +60,7 @@ NOTHING = Found({}, frozenset(), {}, False)
 
 
 def read(path: Path) -> Found:
-    """The options in a file. Raises BadInput with file, line and key for whatever is wrong with it."""
+    """Reads the options in a file. Raises BadInput, with file, line and key, if anything in it is wrong."""
     entries = settings(path)
     found, places = {}, {}
     stored = {entry.key: entry.value for entry in entries}
@@ -94,7 +94,7 @@ def unknown(key: str, name: str) -> str:
 
 
 def converted(entry: Setting, option: Option, place: str) -> Any:
-    """The value of an option. Raises BadInput if it is not of the option's type."""
+    """Converts an entry to the option's type. Raises BadInput if that is impossible."""
     kind, value = option.kind, entry.value
     if entry.word and option.switch and value.lower() in YES_OR_NO:
         value = YES_OR_NO[value.lower()]
@@ -119,14 +119,14 @@ def converted(entry: Setting, option: Option, place: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: at most 60 characters."""
+    """A value as text for a message, cut after 60 characters."""
     text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else None
     text = text or ("a list" if isinstance(value, list) else "a table" if isinstance(value, dict) else repr(value))
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def settings(path: Path) -> list[Setting]:
-    """The entries of a file, in its order. Raises BadInput if it cannot be read."""
+    """The entries of a file, in the file's order. Raises BadInput if the file cannot be read."""
     if not str(path).isprintable():
         raise BadInput(f"--config {str(path)!r}: choose a name without control characters.")
     reader = {".toml": of_toml, ".json": of_json, ".yaml": of_yaml, ".yml": of_yaml}.get(path.suffix.lower())
@@ -170,7 +170,7 @@ def of_json(content: bytes, path: Path) -> list[Setting]:
 
 
 def of_yaml(content: bytes, path: Path) -> list[Setting]:
-    """YAML's tags and types are ignored: values are the texts in the file."""
+    """The entries of a YAML file. YAML's tags and types are ignored: scalar values are the strings in the file."""
     import yaml
 
     try:
@@ -194,7 +194,8 @@ def of_yaml(content: bytes, path: Path) -> list[Setting]:
 
 
 def line_of(key: str, text: str, sign: str) -> int | None:
-    """The line on which a key stands before its sign, from 1; None if it is not found (a key with escapes, say)."""
+    """The number of the line, from 1, that has the key followed by `sign` ("=" or ":"). None if the key is not found,
+    for example because it is written with escapes."""
     quotes = "\"?'?" if sign == "=" else '"'
     found = re.search(rf"(^|[{{,\s]){quotes}{re.escape(key)}{quotes}\s*{sign}", text, re.MULTILINE)
     table = re.search(rf"^\s*\[+\s*{re.escape(key)}\b", text, re.MULTILINE) if sign == "=" else None

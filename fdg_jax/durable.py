@@ -1,7 +1,7 @@
-"""Writes files so that they survive a power cut, and names temporary files. A disk keeps only what was flushed (fsync).
+"""Writes files so that they survive a power cut. Only flushed data (fsync) is sure to be on the disk.
 
-A new file needs two flushes: one of the file, for its content, and one of its folder, for its name. A rename and a new
-folder are changes of the folder that they happen in, too.
+A new file needs two flushes: one of the file, for its content, and one of its folder, for its name. After a rename, or
+after making a folder, the folder that contains the name must be flushed, too.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# Errors that mean that a folder cannot be flushed at all: on some network file systems, on Windows, and in folders that
-# we may use but not list. Nothing can be done there, so they are ignored.
+# Errors that mean that a folder cannot be flushed at all: on some network file systems, on Windows, and for folders
+# that this user may not list. They are ignored, because nothing can be done about them.
 FOLDERS_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
 
-ABANDONED_SECONDS = 24 * 3600  # without a change: nobody writes this temporary file any more
+ABANDONED_SECONDS = 24 * 3600  # a temporary file that has not changed for this long belongs to no running process
 
 
 def flush_file(path: Path) -> None:
@@ -44,7 +44,7 @@ def flush_tree(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, with missing ones above it, and flushes their names. Raises OSError."""
+    """Makes a folder and its missing parents, and flushes their names. Raises OSError."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(missing):
@@ -52,15 +52,15 @@ def make_folder(path: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder, with missing ones above it, in which only its owner may write. Raises OSError."""
+    """Makes a folder and its missing parents, all with access for their owner only. Raises OSError."""
     for each in reversed((folder, *folder.parents)):
         if not each.is_dir():
             each.mkdir(mode=0o700, exist_ok=True)
 
 
 def is_same_folder(path: Path, before: os.stat_result) -> bool:
-    """Whether the folder at a path is still the one that `before` (its os.stat) describes: not deleted, renamed or
-    replaced. False where os.stat fails."""
+    """Whether the folder at a path is still the folder that `before` (an earlier os.stat) describes: not deleted,
+    renamed or replaced. False if os.stat fails."""
     try:
         return os.path.samestat(os.stat(path), before)
     except OSError:
@@ -68,20 +68,21 @@ def is_same_folder(path: Path, before: os.stat_result) -> bool:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Renames within a folder and flushes it. `new` is replaced if it is a file. Raises OSError."""
+    """Renames a file or folder within its folder, and flushes that folder. Replaces `new` if it is a file. Raises
+    OSError."""
     old.replace(new)
     flush_folder(new.parent)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file completely or not at all: under a temporary name, which is flushed and then renamed.
+    """Writes a file atomically: writes and flushes a temporary file, then renames it.
 
     Arguments:
         path: the file; it is replaced if it exists.
         content: its bytes.
 
     Raises:
-        OSError: it could not be written. The temporary file has been removed.
+        OSError: the file could not be written. The temporary file has been removed.
     """
     beside = path.with_name(path.name + ".part")
     try:
@@ -97,19 +98,19 @@ def write(path: Path, content: bytes) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error says that a disk, or a user's share of it, is full."""
+    """Whether an error says that a disk, or a user's quota, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A context that gives a temporary path in the same folder, for writing a file of a cache. At the end the file gets
-    its own name; after an exception, it is removed.
+    """A context for writing a cache file. It yields a temporary path in the same folder, which is renamed to `path` at
+    the end, or removed after an exception.
 
-    Temporary files that killed processes have left there, a day old, are removed as well.
+    It also removes temporary files of `path` that are older than a day: killed processes have left them.
     """
     for left in path.parent.glob(f".{path.name}.*.tmp"):
-        with contextlib.suppress(OSError):  # of another user, or just removed by another process
+        with contextlib.suppress(OSError):  # the file belongs to another user, or another process has just removed it
             if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
                 left.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}.tmp")

@@ -1,18 +1,18 @@
-"""The exceptions that tell a user's mistake from a bug, and helpers for error messages."""
+"""Exceptions that distinguish a user's mistake from a bug, and helpers for error messages."""
 
 import difflib
 import re
 from collections.abc import Iterable
 
-LONGEST = 500  # characters that we quote of another message, which may itself quote a whole file
+LONGEST = 500  # the most characters quoted from another message, which may itself quote a whole file
 
 
 class BadInput(ValueError):
-    """A user's mistake. The message has the fact, the numbers and the way out; commands print it and exit with 2."""
+    """A user's mistake. The message states the fact, the numbers and the way out. Commands print it and exit with 2."""
 
 
 class Unreadable(BadInput):
-    """A file cannot be read at the moment, so it is not known whether it is intact."""
+    """A file cannot be read at the moment. It may be intact."""
 
 
 class Damaged(BadInput):
@@ -29,17 +29,17 @@ class ScheduleError(AssertionError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Suggests the nearest known names for one that is not known.
+    """Suggests known names that resemble an unknown name.
 
-    It suggests the name of the same letters if there is one, else names that contain what was written (three or more
-    letters), else names that `difflib` finds close. Capitals, hyphens, underscores and dots do not count.
+    It suggests the known name with the same letters; if there is none, names that contain `name` (of three or more
+    letters); if there are none, names that `difflib` finds close. Case, hyphens, underscores and dots are ignored.
 
     Arguments:
-        name: what was written.
+        name: the unknown name that the user wrote.
         known: the names that exist.
 
-    Returns: " Did you mean resnet20 or resnet18?", to follow another sentence, at most three names, the nearest first;
-    "" if no name is near.
+    Returns: a sentence to append to a message, such as " Did you mean resnet20 or resnet18?". It has at most three
+    names, the nearest first. "" if no name is near.
     """
     by_letters = {re.sub(r"[-_.]", "", each.lower()): each for each in known if each != name}
     letters = re.sub(r"[-_.]", "", name.lower())
@@ -50,18 +50,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, shortened, or else its type, for quoting in another message."""
+    """The first line of an exception's message, at most `LONGEST` characters of it, for quoting in another message. The
+    exception's type if it has no message."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 def sentence(error: BaseException) -> str:
-    """`first_line` with one full stop, so that another sentence can follow."""
+    """`first_line`, ending in one full stop, so that another sentence can follow."""
     return first_line(error).rstrip(".") + "."
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line: the operating system's words, or else the error's type and message."""
+    """Why something failed, in one line: the operating system's message, or else the error's type and message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]

@@ -17,7 +17,7 @@ checkpoint. Its batches in flight are not used, as in the run's own evaluations.
 
 
 def parser(name: str, does: str) -> Parser:
-    """The parser with the flags that this command and `export` share. name, does: its name and description."""
+    """A parser with the flags that this command and `export` share. name, does: the command's name and description."""
     made = Parser(prog=f"python -m fdg_jax.{name}", description=does, epilog=EPILOG)
     made.add_argument("run", metavar="RUN", help="The run directory, or a file that fdg_jax.export wrote.")
     made.add_argument(
@@ -32,7 +32,7 @@ def parser(name: str, does: str) -> Parser:
 
 
 def trained(given: Namespace) -> Trained:
-    """Loads the weights that a command line names, and prints which they are. Raises BadInput."""
+    """Loads the weights that a command line names, and prints which weights these are. Raises BadInput."""
     compile_cache.enable()
     own_files.TRUSTED.set(given.trust_code)
     which = given.checkpoint

@@ -1,9 +1,8 @@
 """The command `python -m fdg_jax.export RUN --to FILE`: a run's weights as one safetensors file for other programs.
 
-The file has the whole network, whatever the run's stages were. Its header names the model, the data set, the options,
-the network's inputs, and the sha256 of the parameters. `fdg_jax.load_weights(FILE)` returns the Flax dictionary.
-`fdg_jax.load_run(FILE)` also returns the network. With `--format gpt2` the file has Hugging Face's names instead, and
-is for `transformers`.
+The file has the whole network, uncut. Its header names the model, the data set, the options, the network's inputs, and
+the sha256 of the parameters. `fdg_jax.load_weights(FILE)` returns the Flax dictionary. `fdg_jax.load_run(FILE)` also
+returns the network. With `--format gpt2` the file has Hugging Face's parameter names instead, for `transformers`.
 """
 
 import os

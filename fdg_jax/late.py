@@ -1,4 +1,4 @@
-"""What would late gradients cost? An optax optimizer that answers it in a training loop of your own.
+"""An optax optimizer that makes gradients late, to measure in your own training loop what late gradients cost.
 
     optimizer = late.optimizer(optax.adamw(1e-3), stage_of, method="fdg", K=8)
     state = optimizer.init(params)
@@ -7,13 +7,14 @@
     params = optax.apply_updates(params, updates)
 
 It trains as a pipeline of K stages would: each stage uses the gradient of an earlier batch, as late as the method's
-schedule makes it. Nothing is cut and no second device is needed. It is the code of the delay-line engine
-(fdg_jax.stages.delay_line says why that is the same training), so corrections, β, accumulation and the guard are the
-engine's. While the queue of a stage fills, the stage makes no update and its optimizer's state stays as it is.
+schedule makes it. Your network is not cut, and one device is enough. Each stage keeps its gradients in a queue, its
+delay line. The code is that of the delay-line engine (fdg_jax.stages.delay_line says why the training is the same), so
+corrections, β, accumulation and the guard work as there. While the queue of a stage fills, the stage makes no update
+and its optimizer's state does not change.
 
 `update` works under jit, lax.scan and vmap, and on sharded arrays: a queue is sharded like its parameters. The state is
-a pytree; Orbax and Flax's serialization save its arrays (the settings are those of the optimizer that reads them). In
-an `optax.chain` it has to be the last: predictions and `drain` would not know of anything behind it.
+a pytree; Orbax and Flax's serialization save its arrays, but not its settings. In an `optax.chain` this optimizer must
+be the last, because its predictions and `drain` ignore transformations behind it.
 """
 
 import dataclasses
@@ -44,15 +45,15 @@ from fdg_jax.stages.stage import Stage
 from fdg_jax.stages.update import UpdateRule, evaluated, states_of
 
 Tree = Any
-ELSEWHERE = optax.MaskedNode()  # stands in a stage's tree for parameters of other stages, as in optax.partition
+ELSEWHERE = optax.MaskedNode()  # replaces other stages' parameters in a stage's tree, as in optax.partition
 
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """Marks parameters whose first axis is the layer, as `nn.scan` and `jax.lax.scan` over layers have them.
+    """Marks parameters whose first axis is the layer, as with `nn.scan` and `jax.lax.scan` over layers. The optimizer
+    sees the parameters of each layer as separate arrays.
 
-    stages: the stage of each layer, from 1; None cuts the layers into K groups that are as equal as can be. The
-        optimizer sees the parameters of each layer as arrays of their own.
+    stages: the stage of each layer, from 1; None cuts the layers into K groups of nearly equal size.
     """
 
     stages: tuple[int, ...] | None = None
@@ -67,18 +68,18 @@ class Layers:
 
 
 LAYERS = Layers()
-Cuts = Sequence[int | tuple[int, ...]]  # for each parameter its stage, or that of each of its layers
+Cuts = Sequence[int | tuple[int, ...]]  # for each parameter its stage, or a stage for each of its layers
 
 
 class StageLine(NamedTuple):
-    """What the optimizer keeps of a stage.
+    """The part of the optimizer's state that belongs to one stage.
 
-    opt_state, correction: the states of its own optimizer and of its correction.
-    line: its delay line of D gradients; () where D is 0.
-    sum: the gradients since its last update; () where every gradient makes an update.
-    updates, staleness: its updates so far, and the largest measured staleness; int32.
-    cosine: with `measure`, between the newest gradient that was used and the one that was computed in the same step;
-        float32, NaN before the first.
+    opt_state, correction: the states of the stage's optax chain and of its correction.
+    line: the stage's delay line of D gradients; () if D is 0.
+    sum: the sum of the gradients since the last update; () if every gradient makes an update.
+    updates, staleness: the number of updates so far, and the largest measured staleness; int32.
+    cosine: with `measure`, the cosine between the newest gradient that was used and the gradient that was computed in
+        the same step; float32, NaN before the first.
     distance: with `measure`, |weights - weights of the gradient's forward pass| / |weights|; float32, NaN at first.
     """
 
@@ -94,10 +95,10 @@ class StageLine(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Profile:
-    """What does not change during a training. Each optimizer has its own, so that programs of another are not used.
+    """The constants of an optimizer. Profiles compare by identity, so JAX never reuses another optimizer's programs.
 
-    settings: what an optimizer and the state that it is given must have in common, as (name, value) pairs.
-    stage_of: as given.
+    settings: (name, value) pairs; an optimizer accepts only a state with equal settings.
+    stage_of: the argument of `optimizer`.
     lines: the options of the delay lines.
     asked_forward: whether `forward_params` was called.
     """
@@ -113,9 +114,10 @@ class Profile:
         return len(self.lines.delays)
 
     def split(self, tree: Tree, cuts: "Cuts") -> list[Tree]:
-        """A tree like the parameters as one tree for each stage; the inverse of `join`.
+        """Splits a tree like the parameters into one tree for each stage; the inverse of `join`.
 
-        A stage's tree has ELSEWHERE in place of other stages' parameters, and {layer: array} in place of `Layers`.
+        A stage's tree has ELSEWHERE in place of other stages' parameters. A parameter with `Layers` becomes
+        {layer: array}, with the layers of this stage.
         """
         leaves, structure = jax.tree.flatten(tree)
         stages = []
@@ -131,7 +133,7 @@ class Profile:
         return stages
 
     def join(self, stages: Sequence[Tree], like: Tree, cuts: "Cuts") -> Tree:
-        """The tree that was split. like: one of the same structure."""
+        """Joins the trees of the stages into one tree. like: a tree of the result's structure."""
         structure = jax.tree.structure(like)
         of_stages = [structure.flatten_up_to(stage) for stage in stages]
         leaves = []
@@ -143,7 +145,7 @@ class Profile:
         return structure.unflatten(leaves)
 
     def cuts(self, tree: Tree) -> "Cuts":
-        """For each leaf of a tree like the parameters its stage, or that of each of its layers. Raises BadInput."""
+        """For each leaf of a tree like the parameters, its stage, or a stage for each layer. Raises BadInput."""
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
         if callable(self.stage_of):
@@ -167,7 +169,7 @@ class Profile:
 
 
 def checked_stage(where: str, k: Any, K: int) -> int:
-    """A stage number as an int. Raises BadInput where it is none of 1..K."""
+    """A stage number as an int. Raises BadInput if it is not in 1..K."""
     if k is None or isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise BadInput(f"{where} has no stage: stage_of gave {k!r}. Give 1 to {K}, or late.LAYERS.")
     if not 1 <= k <= K:
@@ -179,10 +181,10 @@ def checked_stage(where: str, k: Any, K: int) -> int:
 class State:
     """The state of an optimizer that `optimizer` made.
 
-    batch: batches since the queues were empty, int32.
+    batch: the number of batches since the queues were empty, int32.
     stages: the `StageLine` of each stage k = 1..K.
-    trained: the structure of the parameters at `init`, and for each of them whether it is trained here; optax.masked
-        and optax.partition hide the others.
+    trained: the structure of the parameters at `init`, and for each parameter whether this optimizer trains it.
+        optax.masked and optax.partition hide the other parameters from it.
     """
 
     batch: jax.Array
@@ -191,9 +193,9 @@ class State:
     trained: tuple[Any, tuple[bool, ...]] = struct.field(pytree_node=False)
 
     def seen(self, params: Tree) -> Tree:
-        """The parameters as `init` saw them: with optax.MaskedNode in place of those that are hidden from it."""
+        """The parameters as `init` saw them: with optax.MaskedNode in place of hidden parameters."""
         structure, trained = self.trained
-        if all(trained):  # also where the containers differ, as those of nnx.as_pure
+        if all(trained):  # this also accepts other containers, such as those of nnx.as_pure
             return params
         parts = structure.flatten_up_to(params)
         return structure.unflatten([part if own else ELSEWHERE for part, own in zip(parts, trained, strict=True)])
@@ -233,25 +235,26 @@ def optimizer(
     """An optimizer whose gradients are as late as those of a pipeline of K stages.
 
     Arguments:
-        make: an optax chain, a list with one for each stage, or a function k -> chain. Each stage has its own, so
-            clipping by the global norm clips each stage by its own norm.
-        stage_of: which stage a parameter belongs to, from 1 (the inputs) to K (the loss): a function of its path, such
-            as "Dense_0/kernel", or a tree of numbers that is a prefix of the parameters' tree. Instead of a number it
-            may give `Layers` where the parameter's first axis is the layer.
-        method: one whose gradients are taken at the weights of the forward pass: fdg, ddg, bp.
+        make: an optax chain, a list with one chain for each stage, or a function k -> chain. Each stage has its own
+            chain, so clipping by the global norm clips each stage by its own norm.
+        stage_of: which stage a parameter belongs to, from 1 (the inputs) to K (the loss). Either a function of the
+            parameter's path, such as "Dense_0/kernel", or a tree of numbers that is a prefix of the parameters' tree.
+            For a parameter whose first axis is the layer, give `Layers` instead of a number.
+        method: a method that takes gradients at the weights of the forward pass: fdg, ddg or bp.
         K: number of stages; by default the length of `delay`.
-        delay: instead of the method's delays, the batches by which the gradients of each stage are late: measured ones,
-            or [4, 4, 4, 4].
-        correct, beta, learning_rate, momentum, guard: as those of `fdg_jax.Pipeline`.
-        dtype: of waiting gradients ("bfloat16"); None keeps their own.
-        measure: whether to measure the cosine and distance of `report`. This keeps the weights of D batches for that.
-        options: the method's and the corrections' (accumulate, order, prediction, ...), as those of `Pipeline`.
+        delay: for each stage, by how many batches its gradients are late, such as [4, 4, 4, 4]. It replaces the
+            method's delays.
+        correct, beta, learning_rate, momentum, guard: as for `fdg_jax.Pipeline`.
+        dtype: the dtype of gradients in the queues, such as "bfloat16"; None keeps the gradients' own dtypes.
+        measure: whether to measure the cosine and distance that `report` returns. A stage with delay D then also keeps
+            the weights of D batches.
+        options: options of the method and the corrections (accumulate, order, prediction, ...), as for `Pipeline`.
 
-    Returns: the optimizer. Its `update` needs the parameters. Further arguments (value=loss) go to `make`'s optimizers
-        with the step in which a gradient is used, not the one in which it was computed.
+    Returns: the optimizer. Its `update` needs the parameters. Further arguments of `update`, such as value=loss, are
+        passed to the chains of `make` in the same step, together with the older gradients that are used in it.
 
     Raises:
-        BadInput: arguments do not go together. `init` raises it where a parameter has no stage.
+        BadInput: the arguments do not fit together. `init` raises it if a parameter has no stage.
     """
     if delay is not None:
         K = checked_delay(delay, K, method, options)
@@ -334,8 +337,8 @@ def optimizer(
 
 
 def checked_delay(delay: Any, K: int | None, method: Any, options: Mapping[str, Any]) -> int:
-    """The number of stages of a list of delays. Raises BadInput where it is no such list, or where something else
-    also says how late stages are."""
+    """The number of stages that a list of delays implies. Raises BadInput if `delay` is no such list, or if `K`, the
+    method or an option contradicts it."""
     if not isinstance(delay, list | tuple | np.ndarray):
         raise BadInput(f"delay={delay!r}. Give a list with one number for each stage, such as [3, 1, 0].")
     if wrong := [D for D in delay if isinstance(D, bool) or not isinstance(D, int | np.integer) or D < 0]:
@@ -350,7 +353,7 @@ def checked_delay(delay: Any, K: int | None, method: Any, options: Mapping[str, 
 
 
 def dtype_of(asked: Any) -> Any:
-    """The dtype of waiting gradients; None for their own. Raises BadInput where it is no floating-point one."""
+    """The dtype of gradients in the queues; None keeps their own. Raises BadInput if it is no floating-point dtype."""
     try:
         dtype = None if asked is None else jnp.dtype(asked)
     except TypeError:
@@ -361,13 +364,13 @@ def dtype_of(asked: Any) -> Any:
 
 
 def progress(stage: StageLine, params: Tree) -> delay_line.Progress:
-    """What gradients change in a stage, as the delay line has it."""
+    """A stage's state in the form that the delay line uses."""
     state = StageState(params, {}, stage.opt_state, (), stage.correction)
     return delay_line.Progress(state, stage.sum or None, stage.updates, stage.staleness)
 
 
 def kept(at: delay_line.Progress, line: Any, measured: tuple[Any, Any]) -> StageLine:
-    """The inverse of `progress`, without the parameters."""
+    """The inverse of `progress`: the state of a stage without its parameters."""
     total = () if at.sum is None else at.sum
     return StageLine(at.state.opt_state, at.state.correction, line, total, at.updates, at.staleness, *measured)
 
@@ -394,11 +397,12 @@ def forward_of(rule: UpdateRule, params: Tree, stage: StageLine) -> Tree:
 
 
 def forward_params(params: Tree, state: Any) -> Tree:
-    """The weights to take the gradients at: those that a correction predicts, the parameters themselves without one.
+    """The weights at which to compute the gradients: the weights that a correction predicts. If no correction predicts
+    weights, these are the parameters themselves.
 
     Arguments:
         params: the parameters.
-        state: the optimizer's, or one that contains it, such as that of an optax chain.
+        state: the optimizer's state, or a state that contains it, such as that of an optax chain.
     """
     found = own(state)
     found.profile.asked_forward = True
@@ -409,15 +413,16 @@ def forward_params(params: Tree, state: Any) -> Tree:
 
 
 def evaluated_params(params: Tree, state: Any) -> Tree:
-    """The weights to evaluate: those of optax.contrib.schedule_free; with other optimizers the parameters themselves.
+    """The weights to evaluate: with optax.contrib.schedule_free its evaluation weights, with other optimizers the
+    parameters themselves.
 
-    Arguments: as those of `forward_params`.
+    Arguments: as for `forward_params`.
     """
     return changed(own(state), params, lambda rule, weights, stage: evaluated(weights, stage.opt_state))
 
 
 def changed(state: State, params: Tree, change: Callable[[UpdateRule, Tree, StageLine], Tree]) -> Tree:
-    """The parameters with those of each stage changed."""
+    """Applies `change` to the parameters of each stage, and returns all parameters."""
     profile, seen = state.profile, state.seen(params)
     cuts = profile.cuts(seen)
     pieces = zip(profile.lines.rules, profile.split(seen, cuts), state.stages, strict=True)
@@ -446,15 +451,15 @@ def drain(params: Tree, state: Any) -> tuple[Tree, Any]:
 
 
 def refuse_behind(state: Any) -> None:
-    """Raises BadInput if something stands behind the late optimizer in an optax chain. It would not act on the updates
-    that `drain` makes, and predictions do not know of it."""
+    """Raises BadInput if a transformation follows the late optimizer in an optax chain. That transformation would not
+    see the updates that `drain` makes, and predictions ignore it."""
     if stands_behind(state):
         fact = "in the optax.chain something stands behind late.optimizer, and changes the updates that it has made"
         raise BadInput(f"{fact}. Put it into the chain that you give to late.optimizer.")
 
 
 def stands_behind(state: Any) -> bool:
-    """Whether a plain tuple in the state, as of optax.chain, has a member after the one with the late optimizer."""
+    """Whether the state of an optax.chain, a plain tuple, has members after the one with the late optimizer."""
     if type(state) is tuple:
         at = next((i for i, part in enumerate(state) if states_of(part, State)), None)
         return at is not None and (at < len(state) - 1 or stands_behind(state[at]))
@@ -463,14 +468,14 @@ def stands_behind(state: Any) -> bool:
 
 
 class StageReport(NamedTuple):
-    """What `report` tells of a stage.
+    """What `report` returns for a stage.
 
-    k: its number, from 1.
-    delay: the batches by which its gradients are late.
+    k: the stage's number, from 1.
+    delay: the number of batches by which its gradients are late.
     staleness: the most updates between a gradient's forward pass and its use, as measured so far.
-    updates: its updates so far.
+    updates: the number of its updates so far.
     queue_bytes: the bytes of its delay line.
-    cosine: between the newest late gradient that it used and the gradient of the same step; None if not measured.
+    cosine: between the newest late gradient that was used and the gradient of the same step; None if not measured.
     distance: |weights - weights of that gradient's forward pass| / |weights|; None if not measured.
     """
 
@@ -484,11 +489,11 @@ class StageReport(NamedTuple):
 
 
 def report(state: Any) -> list[StageReport]:
-    """What lateness does to each stage k = 1..K. It waits for the state.
+    """Reports delay, staleness and their measured effects for each stage k = 1..K. It waits for the state's arrays.
 
     Arguments:
-        state: as that of `forward_params`. For `jax.eval_shape(optimizer.init, params)`, the report has the bytes of
-            the queues before any array is made; measured values are then None.
+        state: as for `forward_params`. The shapes from `jax.eval_shape(optimizer.init, params)` are enough to get the
+            bytes of the queues; measured values are then None.
     """
     state, told = own(state), []
     for k, (stage, delay) in enumerate(zip(state.stages, state.profile.lines.delays, strict=True), 1):
@@ -501,17 +506,17 @@ def report(state: Any) -> list[StageReport]:
 
 
 def number(array: Any) -> Any:
-    """A number; an array where there is one for each of several trainings (jax.vmap)."""
+    """A scalar as a Python number. Under jax.vmap over trainings, a NumPy array with one number for each."""
     return np.asarray(array) if array.ndim else array.item()
 
 
 def is_state(value: Any) -> bool:
-    """Whether this is the state of such an optimizer."""
+    """Whether this is the state of an optimizer that `optimizer` made."""
     return isinstance(value, State)
 
 
 def own(state: Any) -> State:
-    """The one `State` within the state of an optimizer. Raises BadInput where there is none, or more than one."""
+    """The one `State` within the state of an optimizer. Raises BadInput if there is none or more than one."""
     found = states_of(state, State)
     if len(found) != 1:
         fact = f"the state has {len(found)} states of late.optimizer in it, not 1"
@@ -530,5 +535,5 @@ def check_state(state: Any, profile: Profile) -> None:
         raise BadInput(f"{fact}. Make the state with the init of this optimizer.")
     for k, (stage, D) in enumerate(zip(state.stages, profile.lines.delays, strict=True), 1):
         n = stage.line.version.shape[-1] - 1 if stage.line else 0
-        if n != D:  # as from a file
+        if n != D:  # possible if the arrays were read from a file
             raise BadInput(f"the queue of stage k={k} holds {n} gradients, not {D}: the state is of other delays.")
