@@ -1,7 +1,7 @@
 """Fully decoupled learning with delayed gradients (FDG) in JAX and Flax.
 
-`Pipeline` (fdg_jax/api.py) is where to begin. The names below are imported on first use (PEP 562), so `import fdg_jax`
-and `fdg_jax.schedule`, which is plain integers, work without JAX, and a command can refuse bad input within a second.
+Begin with `Pipeline` (fdg_jax/api.py). The names below are imported on first use (PEP 562). So `import fdg_jax` does
+not import JAX, `fdg_jax.schedule` works without it, and a command can report bad input within a second.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""The command `python -m fdg_jax`: lists all commands, the names that their flags take, and a few examples.
+"""The command `python -m fdg_jax`: lists all commands, the values that their flags take, and a few examples.
 
-It imports none of the commands and no JAX, so that it answers at once. Benchmarks and tables are listed only inside the
-repository: they are not part of the installed package.
+It imports neither the commands nor JAX, so that it answers at once. Benchmarks and tables are not part of the installed
+package, so they are listed only inside the repository.
 """
 
 import shutil
@@ -50,12 +50,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def can_run_here(command: str) -> bool:
-    """Whether a command exists here: those outside this package exist in the repository only."""
+    """Whether a command exists here. Commands outside this package exist only in the repository."""
     return command.startswith("fdg_jax.") or (REPOSITORY / command / "__main__.py").is_file()
 
 
 def asked_for() -> dict[str, list[str]]:
-    """For each flag, the names that it takes; each of these names is a file of the package."""
+    """For each flag, the names that it takes. They are names of files in the package."""
     return {
         "--method": methods.names(),
         "--correct": corrections.names(),
@@ -65,7 +65,7 @@ def asked_for() -> dict[str, list[str]]:
 
 
 def row(name: str, text: str, width: int) -> str:
-    """A row of the list, in lines that fit the terminal."""
+    """A row of the list, wrapped to the width of the terminal."""
     columns = max(width + 24, min(100, shutil.get_terminal_size().columns))
     indent = " " * (width + 4)
     return textwrap.fill(f"  {name:{width}}  {text}", columns, subsequent_indent=indent, break_on_hyphens=False)

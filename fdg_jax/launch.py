@@ -3,20 +3,19 @@
 Exit codes: 0 all processes ended with 0; 2 bad input; 130, 143, 129 and 138 stopped by SIGINT, SIGTERM, SIGHUP and
 SIGUSR1; otherwise the exit code of the process that failed first, 128 + n if signal n killed it.
 
-The processes of an attempt start together, and all of them end within a bounded time. To end a process, the launcher
-sends SIGTERM and then, if the process has not ended in time, SIGKILL. When one process fails, the launcher ends the
-others, since each needs its neighbours. The exit codes 130, 143, 129 and 138 are an exception: a signal stopped the
-process, and it has written its checkpoint. If the program lets all of its processes stop at the same batch, the others
-are stopping, too. The launcher's SIGTERM would be the second one for some of them, which means "at once". So it sends
-SIGTERM only after `--grace` seconds.
+The launcher starts all processes together. To end a process, it sends SIGTERM and then, if the process has not ended in
+time, SIGKILL. When one process fails, the launcher ends the others, since each needs its neighbours. It waits `--grace`
+seconds first if the exit code is 130, 143, 129 or 138: then a signal stopped the process, which has written its
+checkpoint, and the others may be about to stop at the same batch. For those that have already received the signal,
+SIGTERM would be a second one, which means "stop at once".
 
-Each process leads a process group, to which everything that it starts belongs; the group is killed when the process has
-ended. The kernel kills the processes when the launcher dies, even by kill -9 (fdg_jax.machine.leash). None is in the
-terminal's foreground: Ctrl-C reaches only the launcher.
+Each process leads its own process group. When a process has ended, the launcher kills its group, so that nothing that
+it started is left. If the launcher dies, even by kill -9, the kernel kills the processes (fdg_jax.machine.leash). No
+process is in the terminal's foreground, so Ctrl-C reaches only the launcher.
 
-The launcher prints the output of the processes in whole lines, each with the number of its process in front. A slow
-reader stops no training: lines that nobody can read any more are dropped, and the main thread, which has to end the
-processes in time, never waits long for a reader.
+The launcher prints the output of the processes in whole lines, each prefixed with the number of its process. A slow
+reader of this output does not stop the training. Output that can no longer be written is dropped. The main thread must
+end the processes in time, so it never waits long for a reader.
 """
 
 import contextlib
@@ -47,10 +46,10 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wa
 KILL_SECONDS = 5.0  # from SIGTERM to SIGKILL, and from SIGKILL to giving up
 LAST_LINES_SECONDS = 5.0  # the longest wait until the processes' last output is printed
 PATIENCE_SECONDS = 1.0  # the longest wait of the main thread until a message of its own is read
-LOOK_SECONDS = 0.1  # between two looks at the time; ends of processes and signals are seen at once
+LOOK_SECONDS = 0.1  # between two checks of deadlines; signals and ends of processes interrupt the wait
 STOPPED = {128 + number: number for number in (*IMPATIENT, *PATIENT)}  # exit codes of processes that were stopped
 BAD_INPUT = 2
-LET_BE, ASKED, KILLED, GIVEN_UP = range(4)  # what was sent to the processes: nothing, SIGTERM, SIGKILL in vain
+LET_BE, ASKED, KILLED, GIVEN_UP = range(4)  # sent to the processes: nothing, SIGTERM, SIGKILL, SIGKILL in vain
 
 ABOUT = """\
 Starts a training in several processes on this machine and ends them together.
@@ -91,11 +90,11 @@ def parser() -> Parser:
 
 
 def planned(arguments: Sequence[str]) -> Namespace:
-    """Reads the command line. --help prints and leaves with SystemExit(0).
+    """Reads the command line. --help prints the help and raises SystemExit(0).
 
-    Returns: the flags, with words (for Python, without the flags of a process) and cores (those of each process).
+    Returns: the flags. `words` has Python's arguments from the command line, and `cores` the cores of each process.
 
-    Raises: BadInput for whatever is wrong.
+    Raises: BadInput if anything is wrong.
     """
     here = list(arguments)
     split = here.index("--") if "--" in here else len(here)
@@ -122,7 +121,7 @@ def planned(arguments: Sequence[str]) -> Namespace:
 
 
 def wanted_cores(asked: Sequence[int] | None) -> list[int]:
-    """The cores to share out. Raises BadInput where one cannot be used."""
+    """The cores to distribute. Raises BadInput if one of the given cores cannot be used."""
     usable = cores.usable()
     if asked is None:
         return usable
@@ -136,11 +135,11 @@ def wanted_cores(asked: Sequence[int] | None) -> list[int]:
 
 
 def shares(processes: int, among: Sequence[int]) -> tuple[Collection[int], ...]:
-    """The cores of each process: neighbouring cores, in numbers that differ by at most one. If there are
-    fewer cores than processes, each process has one core, and some share it.
+    """The cores of each process: consecutive cores, and nearly the same number of cores for each process. If there are
+    fewer cores than processes, each process gets one core, which it may share with others.
 
     Arguments:
-        processes: the number of processes. among: the cores; none if processes cannot be pinned.
+        processes: the number of processes. among: the cores; empty if processes cannot be pinned.
     """
     if len(among) < processes:
         return tuple(among[index % len(among) :][:1] if among else () for index in range(processes))
@@ -169,7 +168,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(given: Namespace, out: "Printer", err: "Printer") -> int:
-    """Runs the processes to their end. After one has died, all are started again, a limited number of times.
+    """Runs the processes to their end. If one fails, starts all again, at most `--restart` times.
 
     Returns: the exit code of the launcher. Raises: OSError if a process cannot be started.
     """
@@ -205,14 +204,14 @@ def run(given: Namespace, out: "Printer", err: "Printer") -> int:
 
 
 def number_of_stages(words: Sequence[str]) -> int | None:
-    """The value of --K among the words; None where it is not there."""
+    """The value of --K among the words; None if there is no --K."""
     following = [after for word, after in itertools.pairwise(words) if word == "--K"]
     following += [word.removeprefix("--K=") for word in words if word.startswith("--K=")]
     return int(following[-1]) if following and following[-1].isdecimal() else None
 
 
 def stages_of(words: Sequence[str], processes: int) -> list[str]:
-    """Which stages each process computes, in words; [] where --K is not among the words."""
+    """For each process, the stages that it computes, as text for messages; [] if there is no --K among the words."""
     if (K := number_of_stages(words)) is None:
         return []
     where = processes_of_stages(K, processes)
@@ -221,7 +220,7 @@ def stages_of(words: Sequence[str], processes: int) -> list[str]:
 
 
 def resuming(words: Sequence[str]) -> list[str]:
-    """The words with --resume auto, unless they have --resume already."""
+    """Appends --resume auto to the words, unless they contain --resume."""
     return [*words] if has_flag(words, "--resume") else [*words, "--resume", "auto"]
 
 
@@ -238,13 +237,13 @@ class Printer:
         self.lock = lock
 
     def write(self, line: bytes) -> None:
-        """Writes a line, given without its end."""
+        """Writes a line. line: without its newline."""
         with self.lock:
             self.stream.write(line + b"\n")
             self.stream.flush()
 
     def say(self, sentence: str) -> None:
-        """Writes a sentence of the launcher itself, without waiting long for a reader."""
+        """Writes a sentence of the launcher itself, and waits at most PATIENCE_SECONDS until it is written."""
         thread = Thread(target=self.write, args=(sentence.encode("utf-8", "backslashreplace"),), daemon=True)
         thread.start()
         thread.join(PATIENCE_SECONDS)
@@ -252,13 +251,14 @@ class Printer:
     def forward(self, pipe: IO[bytes], prefix: str) -> None:
         r"""Writes what arrives through a pipe until it is closed at its other end. A line ends at \n, \r or \r\n."""
         for line in io.TextIOWrapper(pipe, "latin-1", newline=""):  # this encoding has a character for every byte
-            if line != "\r":  # it stands in front of a progress line
+            if line != "\r":  # a progress line begins with one
                 self.write((prefix + line.rstrip("\r\n")).encode("latin-1"))
 
 
 class Received(Signals):
-    """A context that collects the numbers of signals, and notices the ends of processes. A signal that was ignored
-    before, as under nohup, stays ignored; but not SIGCHLD, without which all exit codes would be lost."""
+    """A context that collects the numbers of received signals, and notices when processes end. Signals that were
+    ignored before, as under nohup, stay ignored. SIGCHLD is always handled: if it were ignored, exit codes would be
+    lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,13 +271,13 @@ class Received(Signals):
         self.news.put(number)  # a signal handler may put into a SimpleQueue while it interrupts a `get`
 
     def pause(self) -> None:
-        """Waits for a signal or the end of a process, for a while at most."""
+        """Waits for a signal or the end of a process, at most LOOK_SECONDS."""
         with contextlib.suppress(Empty):
             self.news.get(timeout=LOOK_SECONDS)
 
 
 class Failure(NamedTuple):
-    """How a process ended that did not end with 0.
+    """A process that did not end with exit code 0.
 
     who: its number, stages and pid. code: its exit code, or minus the number of the signal that killed it.
     """
@@ -292,7 +292,7 @@ class Failure(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal stopped it, and it has written its checkpoint."""
+        """Whether the process was stopped by a signal and has written its checkpoint."""
         return self.code in STOPPED
 
     def __str__(self) -> str:
@@ -306,22 +306,24 @@ def name_of(number: int) -> str:
     """A signal's name, such as SIGKILL."""
     try:
         return signal.Signals(number).name
-    except ValueError:  # most real-time signals have none
+    except ValueError:  # most real-time signals have no name
         return f"signal {number}"
 
 
 class Group:
-    """A context that starts the processes; when it ends, none of them is left.
+    """A context that starts the processes, and kills those that are left when it ends.
 
-    `failures` has the process that failed first, and, once the launcher has received a signal, all others that fail.
+    `failures` has the process that failed first. Once the launcher has received a signal, it has every process that
+    fails.
 
     Arguments:
-        words: for Python, without the flags of a process. coordinator: address and port, where process 0 is to listen.
+        words: Python's arguments, without --coordinator, --processes and --process-id.
+        coordinator: the address and port at which process 0 is to listen.
         given: the launcher's flags.
-        received: what the launcher receives.
+        received: collects the launcher's signals.
         out, err: print the processes' stdout and stderr.
 
-    Raises: OSError if a process cannot be started; then none is left.
+    Raises: OSError if a process cannot be started. The other processes have been killed.
     """
 
     def __init__(
@@ -342,7 +344,7 @@ class Group:
             raise
 
     def start(self, index: int, words: Sequence[str], own: Collection[int]) -> None:
-        with cores.pinned(own):  # but not the threads below, which belong to the launcher
+        with cores.pinned(own):  # only the process is pinned; the threads below belong to the launcher
             process = subprocess.Popen(
                 [*leash.command(signal.SIGKILL), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, process_group=0,
@@ -353,7 +355,7 @@ class Group:
             self.readers[-1].start()
 
     def wait(self) -> None:
-        """Returns when all processes have ended, or cannot be ended."""
+        """Waits until all processes have ended, or have been given up because they cannot be killed."""
         while self.running and self.handed != GIVEN_UP:
             self.obey_signals()
             for index in [index for index, process in self.running.items() if has_ended(process.pid)]:
@@ -372,9 +374,9 @@ class Group:
             self.err.say(f"{fact} (SIGINT or SIGTERM again stops them at once)")
 
     def ended(self, index: int) -> None:
-        """Handles the end of a process. A failure after the first one changes only how much time the others have."""
+        """Handles the end of a process. After the first failure, further ones only change the deadline of the rest."""
         process = self.running.pop(index)
-        kill_group(process.pid)  # what it has started
+        kill_group(process.pid)  # everything that it has started
         one = Failure(f"process {index} ({self.stages[index]}pid {process.pid})", process.wait())
         if self.signals:
             if one.code not in (0, -signal.SIGTERM) and not one.stopped:
@@ -388,7 +390,7 @@ class Group:
                 self.hand(ASKED)
 
     def harder(self) -> None:
-        """Takes the next step against processes whose time is over."""
+        """After a deadline has passed, takes the next step to end the processes: SIGTERM, SIGKILL, giving up."""
         left = ", ".join(f"process {index} (pid {one.pid})" for index, one in self.running.items())
         if self.handed == LET_BE:
             self.hand(ASKED)
@@ -400,9 +402,9 @@ class Group:
             self.err.say(f"error: {left} cannot be killed. The system holds what they wait for.")
 
     def hand(self, what: int, seconds: float | None = None) -> None:
-        """Sends SIGTERM to each process, which ends what it has started itself; or SIGKILL to each process group.
+        """Sends SIGTERM to each process, or SIGKILL to each process group.
 
-        seconds: until the next step.
+        what: ASKED or KILLED. seconds: the time until the next step; None for KILL_SECONDS.
         """
         for process in self.running.values():
             if what == ASKED:
@@ -412,7 +414,7 @@ class Group:
         self.handed, self.deadline = what, time.monotonic() + (KILL_SECONDS if seconds is None else seconds)
 
     def story(self) -> str:
-        """What happened, without a full stop. Not for the case that all processes ended with 0."""
+        """What happened, without a full stop. Call it only after a signal or a failure."""
         if self.signals:
             return "; ".join([f"stopped by {name_of(self.signals[0])}", *map(str, self.failures)])
         return f"{self.failures[0]}{'; the others were stopped' if self.others_stopped else ''}"
@@ -424,7 +426,7 @@ class Group:
         self.close()
 
     def close(self) -> None:
-        """Kills the processes that are left, and waits a while until their output has been printed."""
+        """Kills the processes that are left, and waits at most LAST_LINES_SECONDS until their output is printed."""
         self.hand(KILLED)
         until = time.monotonic() + LAST_LINES_SECONDS
         for reader in self.readers:
@@ -432,7 +434,7 @@ class Group:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended. It is not reaped, so that no other process gets its number yet."""
+    """Whether a process has ended. It is not reaped, so that no other process can get its pid yet."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
@@ -443,4 +445,4 @@ def kill_group(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))  # not sys.exit, which waits for threads that wait for a reader of our output
+    os._exit(main(sys.argv[1:]))  # sys.exit would wait for threads that wait for a reader of our output

@@ -1,10 +1,10 @@
 """A method, a correction, a model or a data set in a user's own file: `--method ./mine.py`.
 
-The file joins the folder of its kind as if it lay there. Its name there, and everywhere else, is the file's name
-without .py. A run keeps the path and the sha256 of the file in config.json, and a copy in its folder `code`.
+The file is treated as if it were in the package's folder of methods, corrections, models or data sets. Its name is the
+file's name without .py. A run stores the file's path and sha256 in config.json, and a copy in its folder `code`.
 
-A run directory may come from a stranger, so its copy is executed with --trust-code only. Without it, the same file has
-to be named on the command line again.
+A run directory may come from a stranger, so its copy is executed only with --trust-code. Without --trust-code, the
+command line must name the user's file again.
 """
 
 import hashlib
@@ -29,20 +29,20 @@ CODE, SUFFIX = "code", ".py"
 
 
 def load(option: str, path: str, content: bytes | None = None) -> None:
-    """Makes a file known under the name that it has without .py.
+    """Registers a user's file under its name without .py.
 
     Arguments:
-        option: the option that can then have this value.
-        content: what the file holds, if it was read before.
+        option: the option that takes this name as a value, such as "method".
+        content: the file's content, if it has been read already.
 
-    Raises: BadInput where it cannot be used.
+    Raises: BadInput if the file cannot be used.
     """
     folder, name = FOLDERS[option], Path(path).stem
     try:
         file = OwnFile(path, Path(path).read_bytes() if content is None else content)
     except OSError as error:
         raise BadInput(f"the {folder.what} {path} cannot be read: {reason(error)}. Name a Python file.") from None
-    for other in FOLDERS.values():  # all of them, since a run keeps the copies by name
+    for other in FOLDERS.values():  # all folders, since a run stores all copies in one folder, by name
         if (own := other.own().get(name, file)).content != file.content:
             raise BadInput(f"{path} and {own.path} differ but have the same name. Give one of them another name.")
     if name in folder.own():
@@ -77,7 +77,7 @@ def is_known(option: str, name: str) -> bool:
 
 
 def load_named(words: Sequence[str]) -> None:
-    """Loads the files that the words of a command line name: --method ./mine.py, --sweep method=./mine.py,fdg."""
+    """Loads the users' files that a command line names, as in --method ./mine.py, --sweep method=./mine.py,fdg."""
     for before, word in zip(["", *words], words, strict=False):
         name, equals, value = word.partition("=")
         option = (name if equals else before).lstrip("-")
@@ -87,14 +87,14 @@ def load_named(words: Sequence[str]) -> None:
 
 
 def by_name(option: str, value: Any) -> Any:
-    """A value with the names of files instead of their paths: "./mine.py,rate" -> "mine,rate"."""
+    """Replaces the paths of files in an option's value by their names: "./mine.py,rate" -> "mine,rate"."""
     if option not in FOLDERS or not isinstance(value, str):
         return value
     return ",".join(Path(each).stem if each.endswith(SUFFIX) else each for each in value.split(","))
 
 
 def by_path(option: str, value: Any, paths: Mapping[str, str] | None = None) -> Any:
-    """The inverse of `by_name`. paths: name -> path; None: those of the loaded files."""
+    """The inverse of `by_name`. paths: name -> path; None: the paths of the loaded files."""
     if option not in FOLDERS:
         return value
     known = {name: file.path for name, file in FOLDERS[option].own().items()} if paths is None else {**paths}
@@ -103,7 +103,7 @@ def by_path(option: str, value: Any, paths: Mapping[str, str] | None = None) -> 
 
 
 def used(options: Mapping[str, Any]) -> list[tuple[str, str, OwnFile]]:
-    """The files that a run's options name: (option, name, file)."""
+    """The users' files that a run's options name: (option, name, file)."""
     return [
         (option, name, file)
         for option, folder in FOLDERS.items()
@@ -113,8 +113,8 @@ def used(options: Mapping[str, Any]) -> list[tuple[str, str, OwnFile]]:
 
 
 def facts(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What config.json says of the files that a run's options name, by name: path, sha256, and the names of the options
-    that the run has because of the file."""
+    """The entry "code" of config.json. For each user's file that the run's options name: path, sha256, and the names of
+    the options that the file declares ("has")."""
     found: dict[str, dict[str, Any]] = {}
     for option, name, file in used(options):
         about = found.setdefault(name, {"path": file.path, "sha256": file.sha256, "has": []})
@@ -135,7 +135,7 @@ def check(where: Path, code: Any) -> None:
 
 
 def keep(run: Path, options: Mapping[str, Any]) -> None:
-    """Copies the files that a run's options name into the run directory. Raises OSError."""
+    """Copies the users' files that a run's options name into the run directory. Raises OSError."""
     for _, name, file in used(options):
         durable.make_folder(run / CODE)
         durable.write(run / CODE / f"{name}{SUFFIX}", file.content)
@@ -145,11 +145,12 @@ def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
     """Loads the user's own files that a run was made with, unless they are loaded already.
 
     Arguments:
-        run: the run directory; or an exported file, which has no copies: the files are read where they were.
-        stored: its config.json, or the file's options with `code`.
+        run: the run directory, or an exported file. An exported file has no copies, so the files are read from their
+            original paths.
+        stored: the run's config.json, or the exported file's options and `code`.
 
-    Raises: BadInput if another file of that name is loaded, if a copy is damaged, and if nobody has allowed its
-    execution.
+    Raises: BadInput if a different file of that name is loaded, if a copy is damaged, or if its execution has not been
+    allowed.
     """
     code = stored.get(CODE) or {}
     check(run, code)

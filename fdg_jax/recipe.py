@@ -1,6 +1,6 @@
-"""The recipes of the training commands as optax chains: the paper's SGD and learning rate, and others of optax.
+"""The optimizers and learning-rate schedules of the training commands, as optax chains: the paper's, and others.
 
-Each stage has an optimizer of its own, so nothing here knows the gradients of other stages.
+Each stage has its own optimizer, which sees only the gradients of its stage.
 """
 
 from functools import partial
@@ -14,11 +14,11 @@ import optax.contrib
 from fdg_jax.optimizers.nadam import nadam
 from fdg_jax.optimizers.rotation import OUTSIDE, inner_matrices, rotation
 
-# The optimizers that divide a gradient by its own size, so that a constant factor cancels.
+# The optimizers that divide a gradient by its size, so that a constant factor cancels.
 SCALE_FREE = ("adamw", "lion", "muon", "nadam", "rotation")
-MUON_RMS = 0.2  # rms of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
+MUON_RMS = 0.2  # rms of Muon's update, about that of AdamW (Liu et al. 2025), so that one learning rate fits both
 CLASSIFIER = "dense"  # the name of the classifier in this library's image networks
-WSD_DECAY = 0.2  # the part of the training in which the learning rate of "wsd" falls
+WSD_DECAY = 0.2  # the fraction of the training during which the learning rate of "wsd" falls
 
 
 def optimizer(
@@ -34,15 +34,15 @@ def optimizer(
     """The optimizer of `--optimizer`.
 
     Arguments:
-        name: sgd (`paper_sgd`), or adamw, lion or muon as optax has them. muon updates arrays of two axes (embedding
-            and head included, unlike its author's) and leaves all others, such as convolution kernels, to adamw. nadam
-            and rotation are those of fdg_jax.optimizers.
+        name: sgd (`paper_sgd`); adamw, lion or muon from optax; nadam or rotation from fdg_jax.optimizers. muon
+            updates all arrays with two axes, including embedding and head, which its author leaves out. It updates
+            other arrays, such as convolution kernels, by adamw.
         learning_rate: a number, or an optax schedule, which counts the stage's own updates.
-        momentum: of sgd and muon; beta1 of the others.
-        weight_decay: coupled with sgd, decoupled with the others.
-        decay: which parameters decay: "all", or "matrices", those with two axes or more.
-        b2: beta2 of all but sgd; with muon, that of its adamw.
-        clip_norm: the largest norm of the stage's gradient; 0 for any.
+        momentum: the momentum of sgd and muon; beta1 of the other optimizers.
+        weight_decay: coupled for sgd, decoupled for the other optimizers.
+        decay: the parameters to which weight decay applies: "all", or "matrices" (two axes or more).
+        b2: beta2 of all optimizers but sgd; for muon, beta2 of its adamw.
+        clip_norm: the norm to which the stage's gradient is clipped; 0 for no clipping.
 
     Returns: an optax optimizer. Clipping has no state, so checkpoints do not depend on it.
     """
@@ -63,14 +63,14 @@ def optimizer(
 
 
 def matrices(params: Any) -> Any:
-    """Which parameters have two axes or more: kernels and embeddings, but not biases and scales of norms."""
+    """A mask of the parameters with two axes or more: kernels and embeddings, but not biases and scales of norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def decaying(optimizer: optax.GradientTransformation, mask: Any) -> optax.GradientTransformation:
-    """Limits an optimizer's weight decay to the parameters of a mask (params -> tree): the optimizer sees zeros for all
-    others, so it must use parameters for weight decay only. optax's muon has a mask for its matrices, and none for its
-    adamw. The wrapper adds no state."""
+    """Limits an optimizer's weight decay to the parameters that a mask (params -> tree) selects. The optimizer sees
+    zeros in place of all other parameters, so it must use parameters for weight decay only. This is needed for optax's
+    muon, whose own mask does not reach its adamw. The wrapper adds no state."""
 
     def update(updates, state, params=None):
         seen = jax.tree.map(lambda leaf, decayed: leaf if decayed else jnp.zeros_like(leaf), params, mask(params))
@@ -92,17 +92,17 @@ def clipped(optimizer: optax.GradientTransformation, norm: float) -> optax.Gradi
 def paper_sgd(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, weight_decay: float = 5e-4, mask: Any = None
 ) -> optax.GradientTransformation:
-    """The paper's optimizer (Section V), which is PyTorch's SGD.
+    """The paper's optimizer (Section V), the same as PyTorch's SGD:
 
     g <- g + weight_decay p;  v <- momentum v + g;  p <- p - learning_rate v
 
     Arguments:
         learning_rate: a number, or an optax schedule. A schedule counts the stage's own updates, so the learning rate
-            belongs to the batch whose gradient is applied. In Eq. 11 it belongs to the batch that goes forward at that
-            time. So a change of the rate reaches stage k 2(K-k) updates later than in the paper.
+            belongs to the batch whose gradient is applied. In Eq. 11 it belongs to the batch in the forward pass of the
+            same tick. So a change of the learning rate reaches stage k 2(K-k) updates later than in the paper.
         momentum: 0 for none.
-        weight_decay: 0 for none. It applies to every parameter, batch norm's included, as in the authors' code.
-        mask: params -> which of them weight decay applies to; None: all.
+        weight_decay: 0 for none. As in the authors' code, it applies to every parameter, including batch norm's.
+        mask: params -> a tree of booleans, which selects the parameters with weight decay; None selects all.
 
     Returns: an optax optimizer.
     """
@@ -124,9 +124,9 @@ def warmup_updates(total: float) -> int:
 
 
 def learning_rate_changes(base: float, total: float, warmup: bool) -> list[tuple[int, float]]:
-    """The paper's schedule for a training of `total` updates: [(updates before this rate begins, learning rate)].
+    """The paper's schedule for a training of `total` updates: [(first update with this rate, from 0; learning rate)].
 
-    If several rates begin at the same update, the last one counts.
+    If several rates begin at the same update, the last of them applies.
     """
     drops = [(round(fraction * total), base / 10**n) for n, fraction in enumerate(DROPS, 1)]
     if warmup:
@@ -138,7 +138,7 @@ def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: boo
     """The paper's learning rate: divided by 10 after 50%, 75% and 91.67% of the epochs (150, 225 and 275 of 300).
 
     Arguments:
-        base: the learning rate at first.
+        base: the initial learning rate.
         epochs: the length of the run; 300 in the paper.
         steps_per_epoch: updates in an epoch.
         warmup: whether to begin with 0.01 (or `base` if that is less) for the first 1% of the epochs. The paper does so
@@ -152,14 +152,14 @@ def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: boo
 
 
 def schedule(name: str, base: float, total: int, warmup_steps: int = 0, final: float = 0.0) -> optax.Schedule:
-    """The learning rate of the schedules that are not the paper's.
+    """A learning-rate schedule other than the paper's.
 
     Arguments:
-        name: constant, cosine, or wsd (constant, then linearly down in the last fifth of `total`).
+        name: constant, cosine, or wsd (constant, then linear decay in the last fifth of `total`).
         base: the highest learning rate.
-        total: batches of all epochs.
-        warmup_steps: batches in which the rate rises linearly, from `base` / warmup_steps on.
-        final: the share of `base` at which cosine and wsd end.
+        total: the number of batches in all epochs.
+        warmup_steps: the number of batches during which the rate rises linearly from `base` / warmup_steps to `base`.
+        final: the final learning rate of cosine and wsd, as a fraction of `base`.
 
     Returns: a function: number of the batch, from 0 -> learning rate.
     """

@@ -1,4 +1,4 @@
-"""The command `python -m fdg_jax.sample RUN --sample TEXT`: text that a trained language model continues."""
+"""The command `python -m fdg_jax.sample RUN --sample TEXT`: continues a text by a trained language model."""
 
 import sys
 from argparse import Namespace
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def text(given: Namespace) -> str:
-    """The text that the network makes of `--sample`. Raises BadInput."""
+    """The text of `--sample`, continued by the network. Raises BadInput."""
     names = ("temperature", "top_k", "seed")
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
     for name, value in asked.items():

@@ -1,8 +1,8 @@
-"""Splits a network into K stages. A split only changes where work is done.
+"""Splits a network into K stages.
 
 A network is a list of blocks 0..n-1. A split is the tuple of the first block numbers of stages 2..K: with (3, 7), stage
 1 has blocks 0-2, stage 2 has blocks 3-6 and stage 3 has blocks 7-(n-1). A stage names its blocks by their number in the
-whole network (block000, block001, ...). So parameters, their names and their initial values are the same for every K.
+whole network (block000, block001, ...), so the names and the initial values of parameters are the same for every K.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,14 +35,14 @@ def block_name(number: int) -> str:
 class Stage(nn.Module):
     """Consecutive blocks of a network as one module.
 
-    blocks: linen modules `__call__(x, train)`, or `__call__(x)` where training and evaluation are the same.
+    blocks: linen modules `__call__(x, train)`, or `__call__(x)` if training and evaluation are the same.
     first: the number of the first block in the whole network.
     __call__(x, train): the first block's input -> the last block's output. Both may be a tuple of arrays.
     """
 
     blocks: tuple[nn.Module, ...]
     first: int = 0
-    passes_train_on = True  # hands `train` to its parts, and does nothing else with it
+    passes_train_on = True  # it only passes `train` to its blocks
 
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:
@@ -56,7 +56,7 @@ class Stage(nn.Module):
         return x
 
     def named_blocks(self) -> list[tuple[str, nn.Module]]:
-        """(name, block) of each block. A block that stands in several places has one name, and its weights once."""
+        """(name, block) of each block. A block that occurs several times has one name and shares its weights."""
         first: dict[int, str] = {}
         for number, block in enumerate(self.blocks, start=self.first):
             first.setdefault(id(block), block_name(number))
@@ -85,7 +85,8 @@ def whole(blocks: Sequence[nn.Module]) -> "Stage":
 
 
 def cuts_of(stages: Sequence[nn.Module]) -> Split | None:
-    """The split that stages were made by; None if they are other modules, or not all stages of one network."""
+    """The split from which `stages` made these stages. None if they are other modules, or not all stages of one
+    network."""
     cuts, end = [], 0
     for stage in stages:
         if not isinstance(stage, Stage) or stage.first != end:
@@ -101,19 +102,18 @@ def init_whole(
     """The initial variables of the whole network. No forward pass is run.
 
     Flax derives a parameter's value from the key and the parameter's full name, which does not depend on the split. So
-    `stage.init(key, ...)` with the same key gives the same values. Dropout draws from a stream of its own, so it
-    changes no value.
+    `stage.init(key, ...)` with the same key gives the same values.
 
     Arguments:
         blocks: the network.
         key: a JAX random key.
-        example_x: a tree of arrays, a batch of inputs; or their shapes and dtypes.
+        example_x: a batch of inputs, as a tree of arrays or of their shapes and dtypes.
 
     Returns: {"params": {"block000": ...}, "batch_stats": ...}.
     """
     shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example_x)
     network, keys = whole(blocks), {"params": key, DROPOUT: key}
-    kept = list(jax.eval_shape(partial(init_variables, network), key, shape))  # without what blocks sow
+    kept = list(jax.eval_shape(partial(init_variables, network), key, shape))  # without collections that blocks sow
     try:
         return dict(network.lazy_init(keys, shape, True, mutable=kept))
     except LazyInitError as error:
@@ -129,7 +129,7 @@ def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> 
         variables: what `init_whole` returns.
         cuts: the split.
 
-    Returns: for each stage k = 1..K, {"params": ..., "batch_stats": ...}. A collection in which a stage has nothing is
+    Returns: for each stage k = 1..K, {"params": ..., "batch_stats": ...}. Collections that are empty for a stage are
     left out, as in `stage.init`.
     """
     parts: list[dict[str, Any]] = [{} for _ in range(len(cuts) + 1)]
@@ -150,7 +150,7 @@ def merge_variables(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[st
 
 
 def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
-    """Returns the split as a tuple. Raises BadInput unless it gives K stages of n_blocks blocks, none of them empty."""
+    """Returns the split as a tuple. Raises BadInput unless it cuts n_blocks blocks into K non-empty stages."""
     increasing = all(a < b for a, b in pairwise((0, *cuts, n_blocks)))
     if len(cuts) != K - 1 or not increasing:
         fact = f"split {','.join(map(str, cuts)) or 'of no numbers'} for K={K} stages of {n_blocks} blocks"
@@ -169,9 +169,9 @@ def parse(
         name: the model.
         K: number of stages.
         n_blocks: number of the model's blocks.
-        costs: a number for each block; only their ratios count. `measured` needs seconds; for `balanced` the default
-            is `block_costs`.
-        R: the devices of each stage, for `balanced` and `measured`; None: one each.
+        costs: the cost of each block; only ratios matter. `measured` needs seconds. For `balanced` the default is
+            `block_costs`.
+        R: the number of devices of each stage, for `balanced` and `measured`; None: one device per stage.
 
     Raises:
         BadInput: there is no such split.
@@ -227,8 +227,9 @@ def block_costs(name: str, classes: int = 10, example_shape: Sequence[int] = (1,
     """Estimates the FLOPs of each block's forward pass in training. Nothing is compiled or run.
 
     The numbers come from XLA's analysis of the program for this kind of device: on a CPU, narrow convolutions take more
-    FLOPs (`fdg_jax.layers.convolution`). In every block the backward pass takes about twice as many. So the ratios hold
-    for training, as far as time is proportional to FLOPs. Where it is not, give `parse` measured seconds.
+    FLOPs (`fdg_jax.layers.convolution`). In every block the backward pass takes about twice as many FLOPs as the
+    forward pass, so the ratios between blocks hold for training. If time is not proportional to FLOPs, give `parse`
+    measured seconds.
 
     Arguments:
         name: the model.
@@ -245,10 +246,10 @@ def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
 
     Arguments:
         blocks: the network.
-        x: the shape and dtype of what block 0 takes.
+        x: the shape and dtype of block 0's input.
 
     Raises:
-        BadInput: a block cannot take the output of the one before it (the message names both), or JAX is configured
+        BadInput: a block cannot take the output of the block before it (the message names both), or JAX is configured
             without a CPU.
     """
     return list(of_each_kind(blocks, x, partial(_flops, _analyst())))
@@ -258,9 +259,9 @@ def of_each_kind(
     blocks: Sequence[nn.Module], x: Any, find: Callable[[nn.Module, Any, bool], tuple[T, Any]]
 ) -> Iterator[T]:
     """Yields a result for each block, from find(block, x, first) -> (result, shape of the block's output). Equal blocks
-    with equal inputs share one call. first: whether it is block 0, whose input needs no gradient.
+    with inputs of equal shape share one call. first: whether it is block 0, whose input needs no gradient.
 
-    Raises BadInput where find raises anything: a block cannot take the output of the one before it.
+    If find raises anything, raises BadInput: the block cannot take the output of the block before it.
     """
     known: list[tuple[nn.Module, Any, tuple[T, Any]]] = []
     before = f"the input is {describe(x)}"
@@ -278,10 +279,11 @@ def of_each_kind(
 
 
 def _alike(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two blocks have equal fields. Equal printed texts prove nothing: Flax prints functions by name only."""
+    """Whether two blocks have equal fields. Comparing their repr would not be enough: Flax prints only the names of
+    functions."""
     try:
         return type(a) is type(b) and bool(a == b)
-    except Exception:  # comparing fields that are arrays, say, gives no single bool
+    except Exception:  # for example, comparing fields that are arrays gives no single bool
         return False
 
 
@@ -305,7 +307,8 @@ def _flops(cpu: Any, block: nn.Module, x: Any, first: bool) -> tuple[float, Any]
 
 
 def _analyst() -> Any:
-    """A CPU device: JAX analyses programs that are not compiled only there. Raises BadInput if JAX has none."""
+    """A CPU device, the only kind on which JAX analyses programs without compiling them. Raises BadInput if JAX has
+    none."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
@@ -316,12 +319,13 @@ def _analyst() -> Any:
 def balanced(costs: Sequence[float], K: int, R: Sequence[int] | None = None) -> Split:
     """The split into K non-empty stages whose slowest stage is as fast as possible.
 
-    Among several such splits it is the most even one, with the smallest sum of the stages' squared times.
+    If several splits reach this, the one with the smallest sum of squared stage times is returned.
 
     Arguments:
-        costs: a positive number for each block, at least K of them.
+        costs: a positive number for each of K or more blocks.
         K: number of stages.
-        R: the devices of each stage, which share its work evenly: its time is its cost / R. None: one each.
+        R: the number of devices of each stage. They share its work evenly: a stage's time is its cost / R. None: one
+            device per stage.
 
     Example:
         >>> balanced([1, 1, 2, 4], 2)
@@ -340,7 +344,8 @@ def balanced(costs: Sequence[float], K: int, R: Sequence[int] | None = None) -> 
 
 
 def _cheapest_path(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, Split]:
-    """The cheapest split into stages: (its total cost, its cuts). Stage k costs costs[k-1][a, b] with blocks a..b-1."""
+    """The cheapest split, as (total cost, cuts). costs[k-1][a, b]: the cost of stage k if it has blocks a..b-1.
+    combine: adds up the costs of stages."""
     best, choices = costs[0][0], []
     for cost in costs[1:]:
         totals = combine(best[:, None], cost)  # [a, b]: the earlier stages end at a, this one at b

@@ -1,8 +1,8 @@
 """Reads JSON files that may be edited, truncated or malicious: the result is plain values or a ValueError.
 
 Python's own reader accepts content that causes failures only later, far from the file: nesting that overflows the
-stack, integers of thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be written out
-again. If a key occurs twice, it silently takes the last. This package writes none of these.
+stack, integers of thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be encoded again. If
+a key occurs twice, it silently takes the last value. This module refuses all of these; this package never writes them.
 """
 
 import itertools
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 DEEPEST = 32  # levels of nesting; our own files have 4
-LARGEST = 2**63  # integers; nothing here counts further
-MOST_BYTES = 16 * 2**20  # of a file; its Python values may need thirty times as much
+LARGEST = 2**63  # the bound of integers
+MOST_BYTES = 16 * 2**20  # of a file; its Python values may need thirty times as much memory
 LONGEST_LINE = 2**20  # bytes; our own longest lines, in results files, have some 10 KB
 
 
@@ -29,7 +29,7 @@ def parse(content: bytes) -> Any:
     Returns: the value.
 
     Raises:
-        ValueError: the content is refused; the message says why in a few words.
+        ValueError: the content is not accepted; the message gives the reason in a few words.
     """
     try:
         value = DECODER.decode(content.decode("utf-8"))
@@ -41,7 +41,7 @@ def parse(content: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
     except MemoryError:
         raise ValueError("it is larger than the memory") from None
-    if b"\\u" in content or content.count(b"[") + content.count(b"{") > DEEPEST:  # else there is nothing to find
+    if b"\\u" in content or content.count(b"[") + content.count(b"{") > DEEPEST:  # otherwise `check` finds nothing
         check(value)
     return value
 
@@ -56,9 +56,10 @@ def read(path: Path) -> Any:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, one after the other, in bounded memory.
+    """Yields the lines of a file, in bounded memory.
 
-    Raises ValueError if a line has more than LONGEST_LINE bytes or `path` is no file, and OSError if it cannot be read.
+    Raises ValueError if a line has more than LONGEST_LINE bytes or `path` is not a regular file, and OSError if the
+    file cannot be read.
     """
     with opened(path) as file:
         while line := file.readline(LONGEST_LINE + 1):
@@ -68,7 +69,8 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Opens a file for reading. Raises OSError, and ValueError for a pipe and the like, where opening would wait."""
+    """Opens a file for reading. Raises OSError; raises ValueError if it is not a regular file, because opening a pipe
+    would wait."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("it is not a file")
     return path.open("rb")
@@ -114,7 +116,7 @@ def finite_number(text: str) -> float:
 
 
 def finite(value: Any) -> Any:
-    """For writing: the value, or None for NaN and infinity, which JSON does not have."""
+    """Replaces NaN and infinity by None before writing, because JSON has neither. Other values are returned as is."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,12 +1,12 @@
 """`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and their comparison.
 
-Each run is a training command in a process of its own, with --resume auto. Runs follow one another, or several run at a
-time, each on its own core. After any stop, the same command continues the runs. All combinations are checked before the
-first run starts.
+Each run is a training command in its own process, with --resume auto. Runs follow one another, or with --jobs several
+run at a time, each on its own core. After any stop, the same command continues the runs. All combinations are checked
+before the first run starts.
 
-The output of a run goes to a log beside its directory. A stop (Ctrl-C, SIGTERM) is passed on once, so that each run
-under way ends with a checkpoint and can be continued. When this process is killed, its runs get a signal to stop
-(Linux).
+The output of a run goes to a log file beside its directory. On Ctrl-C or SIGTERM, every current run gets one signal, so
+that it ends with a checkpoint and can be continued. If this process is killed, its runs get a signal to stop (on
+Linux).
 """
 
 import dataclasses
@@ -41,11 +41,12 @@ from fdg_jax.runs import locking, reading, run_files
 
 PAGE, SEED, MOST = "compared.html", "seed", 1000
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
-ONCE = ("run_dir", "resume", "data_dir")  # cannot differ from run to run
+ONCE = ("run_dir", "resume", "data_dir")  # options that cannot differ between runs
 
 
 class Combination(NamedTuple):
-    """One run of a sweep. chosen: option -> value, for the swept options."""
+    """One run of a sweep. name: of its directory. chosen: option -> value, for the swept options. options, given: all
+    options of the run, and the names of those that the user gave."""
 
     name: str
     chosen: Mapping[str, Any]
@@ -58,9 +59,10 @@ Together = Callable[[Sequence["Combination"], Path], int]
 
 
 def run(asked: CommandLine, program: Program, signals: Signals, together: Together) -> int:
-    """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one.
+    """Executes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput only before the first run
+    starts.
 
-    together: makes the runs of --together.
+    together: trains the runs as one program, for --together.
     """
     folder, found = Path(asked.options.run_dir or ""), list(combinations(asked, program))
     cores_for(asked.start.jobs)
@@ -99,7 +101,7 @@ def run(asked: CommandLine, program: Program, signals: Signals, together: Togeth
 
 
 def combinations(asked: CommandLine, program: Program) -> Iterator[Combination]:
-    """The runs, seeds changing fastest. Raises BadInput for what cannot be swept."""
+    """Yields the runs; the seed changes fastest. Raises BadInput if an option or a value cannot be swept."""
     swept: dict[str, list[Any]] = {}
     texts = [(f"--sweep {text}", text) for text in asked.start.sweep]
     if (seeds := asked.start.seeds) is not None:
@@ -108,7 +110,7 @@ def combinations(asked: CommandLine, program: Program) -> Iterator[Combination]:
         name, several = parsed(said, text)
         if name in swept:
             raise BadInput(f"{said}: the values of {name} are given twice. Leave one of them out.")
-        if name in asked.given and name not in asked.places:  # the command line goes before a file
+        if name in asked.given and name not in asked.places:  # given on the command line, not in a file
             raise BadInput(f"{said}: {name} is given by {spelled(name)}, too. Leave one of them out.")
         swept[name] = several
     if (runs := math.prod(map(len, swept.values()))) > MOST:
@@ -147,7 +149,7 @@ def parsed(said: str, text: str) -> tuple[str, list[Any]]:
 
 
 def ranged(word: str) -> str:
-    """3-5 as 3,4,5; any other word as it is. Raises BadInput for more than `MOST` numbers."""
+    """Expands 3-5 to 3,4,5; returns any other word unchanged. Raises BadInput for more than `MOST` numbers."""
     if not (found := re.fullmatch(r"\s*(\d+)-(\d+)\s*", word)):
         return word
     first, last = map(int, found.groups())
@@ -162,8 +164,8 @@ def plain(value: Any) -> str:
 
 
 def left_to_do(path: Path, one: Combination) -> str:
-    """What happens next to a run: "started" or "continued"; "" if it is finished. Raises BadInput if its directory
-    holds another run."""
+    """Whether a run is to be "started" or "continued"; "" if it is finished. Raises BadInput if its directory contains
+    another run."""
     if not locking.resumes(path):
         return "started"
     options, _ = reading.resumed_options(path, one.options, one.given)
@@ -171,7 +173,7 @@ def left_to_do(path: Path, one: Combination) -> str:
 
 
 def command(one: Combination, folder: Path, program: Program, start: Start) -> list[str]:
-    """The words of the training command after the interpreter."""
+    """The training command of a run, as Python's arguments."""
     now = {name: getattr(one.options, name) for name in FIELDS}
     alone = Config(**chosen(program.defaults, {name: now[name] for name in one.given}))
     said = {name: value for name, value in now.items() if name in one.given or value != getattr(alone, name)}
@@ -182,7 +184,7 @@ def command(one: Combination, folder: Path, program: Program, start: Start) -> l
 
 
 def planned(one: Combination, folder: Path, program: Program, start: Start) -> "Planned":
-    """The run as `make_all` takes it."""
+    """Converts a run into the form that `make_all` takes."""
 
     def start_words() -> tuple[list[str], str] | None:
         if how := left_to_do(folder / one.name, one):
@@ -194,7 +196,7 @@ def planned(one: Combination, folder: Path, program: Program, start: Start) -> "
 
 
 def tell(found: Sequence[Combination], folder: Path) -> None:
-    """Compares the runs that were begun, as `fdg_jax.compare` does: prints the table, and writes the page."""
+    """Compares the runs that have begun, as `fdg_jax.compare` does: prints the table and writes the page."""
     begun = [folder / one.name for one in found if os.path.lexists(folder / one.name / run_files.CONFIG)]
     if not begun:
         return
@@ -207,11 +209,10 @@ def tell(found: Sequence[Combination], folder: Path) -> None:
 
 
 class Planned(NamedTuple):
-    """A run to be made.
+    """A run to be executed.
 
-    command(): called just before the start, because another process may work on the same runs. Returns the words of
-        the command after the interpreter, and "started" or "continued"; or prints that nothing is to be done, and
-        returns None.
+    command(): returns (Python's arguments, "started" or "continued"). If the run is finished, it prints this and
+        returns None. It is called just before the start, because another process may work on the same runs.
     """
 
     name: str
@@ -220,12 +221,13 @@ class Planned(NamedTuple):
 
 
 def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Path | None = None) -> int:
-    """Makes the runs, `jobs` at a time, each on a core of its own if `jobs` is more than 1.
+    """Executes the runs, `jobs` at a time, each on its own core if `jobs` is more than 1.
 
     Arguments:
-        folder: in which the commands are started; None: the current one.
+        folder: the working directory of the commands; None for the current one.
 
-    Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else the first failed run's exit code.
+    Returns: 0 if all runs succeeded, 128 + the signal's number after a signal, else the exit code of the first run that
+    failed.
     """
     cores, queue, going, codes = cores_for(jobs), deque(planned), list[Child](), list[int]()
     last_look = time.monotonic()
@@ -251,14 +253,14 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
                 if codes[-1] == BAD_INPUT and queue:
                     print(f"not starting the other {len(queue)}, which would likely be refused as well")
                     queue.clear()
-    except BaseException:  # such as a run that is refused only now: the runs under way are stopped, too
+    except BaseException:  # for example, a run's options are refused only now: stop the others
         stop(going, signal.SIGTERM)
         raise
     return next((code for code in codes if code), 0)
 
 
 def cores_for(jobs: int) -> list[int | None]:
-    """One core for each of several jobs; a single job is not pinned."""
+    """A core for each of several jobs. None instead of a core means that a job is not pinned. Raises BadInput."""
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: use 1 or more.")
     if jobs == 1 or not CAN_PIN:
@@ -272,7 +274,8 @@ def cores_for(jobs: int) -> list[int | None]:
 def start(
     one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None, alone: bool
 ) -> Child:
-    """Starts a run. words: after the interpreter. how: "started" or "continued". alone: no run at the same time."""
+    """Starts a run. words: Python's arguments. how: "started" or "continued". alone: whether runs follow one
+    another."""
     where = "" if core is None else f" on core {core}"
     print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)
     # By default JAX takes most of a GPU's memory at once, which leaves too little for the other runs.
@@ -282,7 +285,7 @@ def start(
 
 
 def stop(going: Sequence[Child], number: int) -> int:
-    """Passes the signal on and waits for the checkpoints."""
+    """Sends the signal to the runs and waits until they have ended, with checkpoints. Returns the exit code."""
     for one in going:
         one.process.send_signal(number)
     for one in going:

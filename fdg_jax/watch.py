@@ -1,4 +1,4 @@
-"""The command `python -m fdg_jax.watch` of earlier versions: it says how to follow a run now."""
+"""The retired command `python -m fdg_jax.watch`: it tells users of earlier versions how to follow a run now."""
 
 import sys
 
