@@ -55,7 +55,7 @@ def can_run_here(command: str) -> bool:
 
 
 def asked_for() -> dict[str, list[str]]:
-    """For each flag, the names that it takes. They are names of files in the package."""
+    """For each of these flags of a training command, the names that it takes."""
     return {
         "--method": methods.names(),
         "--correct": corrections.names(),

@@ -345,7 +345,7 @@ def balanced(costs: Sequence[float], K: int, R: Sequence[int] | None = None) -> 
 
 def _cheapest_path(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, Split]:
     """The cheapest split, as (total cost, cuts). costs[k-1][a, b]: the cost of stage k if it has blocks a..b-1.
-    combine: adds up the costs of stages."""
+    combine: np.add or np.maximum, which makes the total of the stages' costs."""
     best, choices = costs[0][0], []
     for cost in costs[1:]:
         totals = combine(best[:, None], cost)  # [a, b]: the earlier stages end at a, this one at b

@@ -211,7 +211,7 @@ def tell(found: Sequence[Combination], folder: Path) -> None:
 class Planned(NamedTuple):
     """A run to be executed.
 
-    command(): returns (Python's arguments, "started" or "continued"). If the run is finished, it prints this and
+    command(): returns (Python's arguments, "started" or "continued"). If nothing is left to do, it prints this and
         returns None. It is called just before the start, because another process may work on the same runs.
     """
 

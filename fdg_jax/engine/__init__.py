@@ -1,1 +1,1 @@
-"""Runs a schedule: the host loop, the two engines around it, and what they report of losses and memory."""
+"""Runs a schedule: the host loop, the engines, and their reports of losses and memory."""

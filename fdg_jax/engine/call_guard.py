@@ -1,4 +1,4 @@
-"""Lets one thread at a time call a pipeline, and refuses calls after one that was cut off when a batch had entered."""
+"""Lets one thread at a time call a pipeline. After a call that was cut off within a tick, it refuses further calls."""
 
 import threading
 from typing import Any
@@ -19,8 +19,9 @@ INTERRUPTED = (
 class CallGuard:
     """A context in which one thread works with an engine. It costs the host well under a microsecond.
 
-    A plain lock would stay locked if Ctrl-C came between taking the lock and the first line under it. So this notes the
-    thread instead. The next call of the same thread is accepted. So are calls of others once that thread has ended.
+    A plain lock would stay locked if Ctrl-C came between taking the lock and the first line under it. So the guard
+    records which thread owns it. It accepts the next call of the same thread, and calls of other threads once the owner
+    has ended.
     """
 
     def __init__(self, engine: Any):
@@ -36,7 +37,7 @@ class CallGuard:
             self.check_whole()
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if error is not None and self.engine.entered != self._entered:  # giving the batch again would train it twice
+        if error is not None and self.engine.entered != self._entered:  # a second call would train the batch twice
             self.engine.within_tick = True
         self.release()
         if isinstance(error, RuntimeError) and "deleted" in str(error):
@@ -46,8 +47,8 @@ class CallGuard:
             ) from error
 
     def take(self) -> None:
-        """Begins a call, also after an interruption. Raises BadInput if another live thread is within a call, or if
-        jax.set_mesh is in force."""
+        """Begins a call, even if an earlier one was cut off. Raises BadInput if another live thread is within a call,
+        or within jax.set_mesh."""
         self.check_alone(self._owner.setdefault("thread", threading.get_ident()))
         self._owner["thread"] = threading.get_ident()
 
@@ -56,10 +57,10 @@ class CallGuard:
         self._owner.clear()
 
     def check_alone(self, owner: int | None) -> None:
-        """Raises BadInput within jax.set_mesh, and if the thread `owner` is another live thread.
+        """Raises BadInput within jax.set_mesh, or if `owner` is the number of another live thread.
 
-        None means that no thread is within a call. A thread that is just being started has the number None, too, so
-        None is not looked up.
+        owner: None means that no thread is within a call. It must not be looked up among the threads: a thread that is
+            being started has the number None, too.
         """
         check_no_mesh()
         if owner is None or owner == threading.get_ident():

@@ -18,11 +18,11 @@ from fdg_jax.stages.weighted import batch_weights, without_weights
 class Evaluation(NamedTuple):
     """The result of an evaluation.
 
-    loss: the mean over examples, each counted with its weight where one part of the labels is `fdg_jax.Weighted`. (If
-        several are, each batch counts by its examples.)
-    error_percent: the top-1 error over all labels, weighted likewise; None if the outputs are not class scores.
-    images: number of examples, of images or of anything else (the length of the inputs), whatever their weights.
-    metrics: what the loss function returned beside the loss, {name: number}, averaged as the loss is.
+    loss: the mean over all examples. If exactly one part of the labels is `fdg_jax.Weighted`, it is the weighted mean;
+        if several parts are, each batch counts by its number of examples.
+    error_percent: the top-1 error over all labels, with the same weights; None if the outputs are not class scores.
+    images: the number of examples, regardless of weights. An example need not be an image.
+    metrics: the numbers that the loss function returned beside the loss, {name: number}, averaged like the loss.
     """
 
     loss: float
@@ -48,16 +48,16 @@ class Tally(NamedTuple):
 
 
 def tally(report: Callable[..., Any], outputs: Any, labels: Any, key: Any = None, batch: int = 0) -> Tally:
-    """The results of one batch. It can be traced.
+    """The results of one batch. Traceable.
 
-    report: the user's loss. key: of stage K, if the loss takes one. batch: the number of examples, for a batch without
-        labels.
+    report: the user's loss function. key: the key of stage K, if the loss takes a key. batch: the number of examples,
+        for a batch without labels.
     """
     keys = () if key is None else (stream_key(key, LOSS),)
     result, truth = report(outputs, labels, *keys), without_weights(labels)
     arrays = isinstance(outputs, jax.Array) and isinstance(truth, jax.Array)
     scores = arrays and outputs.ndim == truth.ndim + 1 and jnp.issubdtype(truth.dtype, jnp.integer)
-    # A single score, such as one logit or a regression, chooses no class.
+    # One output per label, such as one logit or a regression, does not choose a class.
     wrong = jnp.argmax(outputs, -1) != truth if scores and outputs.shape[-1] > 1 else None
     first = jax.tree.leaves(labels)[:1]  # there may be no labels
     weight = jnp.float32(len(first[0]) if first else batch)
@@ -83,15 +83,15 @@ def evaluate(
     Arguments:
         run: run(inputs, labels) -> Tally.
         batches: (inputs, labels) of each batch.
-        unfinished: where each batch's evaluation is noted while it runs, so that a stall can be reported; None without
-            a stall watch.
+        unfinished: records the evaluation of each batch until it is finished, so that a stall can be reported; None for
+            no record.
         expected: shapes of stage 1's inputs and of labels in training, for an error message.
-        result: makes the result of the tallies and the number of examples; by default `averaged`.
+        result: result(tallies, number of examples) -> the returned value; by default `averaged`.
 
-    Returns: the mean loss and the error.
+    Returns: what `result` returns, by default an `Evaluation`.
 
     Raises:
-        BadInput: there are no batches, or one does not fit the network, or all weights are 0.
+        BadInput: there are no batches, a batch does not fit the network, or all weights are 0.
     """
     results: list[Tally] = []
     counted = 0
@@ -111,7 +111,10 @@ def evaluate(
 
 @contextmanager
 def fitting(call: str, given: str, expected: str) -> Iterator[None]:
-    """Turns what tracing the user's code raises into BadInput. expected: what fits in training, for the message."""
+    """Turns errors from tracing the user's code into BadInput.
+
+    call, given, expected: for the message: the caller's name, the given arrays, and those of training.
+    """
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, FlaxError) as error:
@@ -120,11 +123,11 @@ def fitting(call: str, given: str, expected: str) -> Iterator[None]:
 
 
 def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
-    """The result of an evaluation.
+    """The result of an evaluation, from the tallies of its batches.
 
     Arguments:
-        results: of each batch, as host arrays.
-        examples: in all batches.
+        results: the tallies, as host arrays.
+        examples: the number of examples in all batches.
 
     Raises:
         BadInput: all weights are 0.
@@ -134,7 +137,7 @@ def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
         raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}. Give one above 0.")
 
     def mean(get: Callable[[Tally], Any]) -> float:
-        return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # else 0 / 0
+        return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # no 0 / 0
 
     metrics = {name: mean(lambda each, name=name: each.metrics[name]) for name in results[0].metrics}
     wrong = [float(each.wrong) for each in results if each.wrong is not None]

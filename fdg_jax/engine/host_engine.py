@@ -1,4 +1,4 @@
-"""The engine of the host loop: K stages on K devices or, on a CPU, one device that stands in for them."""
+"""The engine around the host loop: K stages on K devices. It also runs the delay-line engine on a CPU."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ NORM = jax.ShapeDtypeStruct((), np.float32)
 
 
 class HostEngine(Engine):
-    """Runs the stages on their devices by the host loop.
+    """Runs the stages on their devices with the host loop.
 
     stages: {k: stage} of this process.
     """
@@ -55,7 +55,8 @@ class HostEngine(Engine):
             spec.k: kind(
                 spec,
                 place,
-                # If nothing is late and no correction changes them, the newest weights are those of the forward pass.
+                # If no gradient is late and no correction changes the weights, the newest weights are those of the
+                # forward pass and need no stash.
                 stashed=problem.weights == "stashed" and bool(schedule.delays[spec.k - 1] or spec.correction.forward),
                 accumulate=schedule.accumulate,
                 mean=schedule.accumulation == "mean",
@@ -67,7 +68,8 @@ class HostEngine(Engine):
         # The places of stage 1 and stage K; None if the stage is in another process.
         self.first, self.last = local.get(1), local.get(schedule.K)
         self.alone = len(local) == schedule.K  # whether no stage is in another process
-        # Where this process makes labels; None if it needs none. Every process needs the shares of micro-batches.
+        # The place where this process makes labels; None if it needs none. With micro-batches every process needs
+        # labels, for the shares.
         takers = {address.k for address in schedule.messages.enters(1) if address.what == "labels"}
         needed = schedule.micro_batches > 1 or not takers.isdisjoint(self.stages)
         self.labels_made = self.transport.here if needed else None
@@ -95,7 +97,8 @@ class HostEngine(Engine):
         return unfinished
 
     def on_loss(self, number: int, report: Tree) -> None:
-        """Adds the loss of a whole batch, once all its micro-batches have one. report: None if K is elsewhere."""
+        """Takes the loss of a micro-batch; adds the batch's loss to `losses` after its last micro-batch. report: None
+        if stage K is in another process."""
         spec = self.problem.specs[-1]
         whole = self._micro_batches.loss(number, self.transport.tell(spec.k, report, spec.reported))
         if whole:
@@ -111,7 +114,7 @@ class HostEngine(Engine):
         for part, size in enumerate(self._micro_batches.sizes(n), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
         batch = inputs, labels, self.entered
-        # No name for the inputs: the whole batch would stay on the device beside its parts.
+        # A variable for the inputs would keep the whole batch on the device beside its parts.
         parts = self._micro_batches.enter(self.stage_1_inputs(*batch), self.loss_labels(*batch), n)
         self.within_tick = True
         self.entered += 1
@@ -119,7 +122,8 @@ class HostEngine(Engine):
         self.within_tick = False
 
     def stage_1_inputs(self, inputs: Tree, labels: Tree, step: int) -> Tree:
-        """The inputs of stage 1, on its device; None if it is in another process. step: number of earlier batches."""
+        """The inputs of stage 1, on its device; None if stage 1 is in another process. step: number of earlier
+        batches."""
         here = self.first
         if here is None:
             return None
@@ -130,14 +134,15 @@ class HostEngine(Engine):
         return self._make_inputs(x, labels, here.put_weights(np.int32(step)))
 
     def loss_labels(self, inputs: Tree, labels: Tree, step: int) -> Tree:
-        """The labels that enter, as preprocess makes them, if this process needs them. step: as in `stage_1_inputs`."""
+        """The labels of the loss, as preprocess makes them. If this process needs none, the labels are returned
+        unchanged. step: as in `stage_1_inputs`."""
         here = self.labels_made
         if here is None or self._make_labels is None:
             return labels
         return self._make_labels(here.put_batch(inputs), here.put_batch(labels), here.put_weights(np.int32(step)))
 
     def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
-        # A process that makes nothing of inputs does not read them from a disk.
+        # A process that does not use the inputs does not read them from a disk.
         reads = self.first or (self._make_labels and self.labels_made)
         for row in indices:
             self.enter(images[row] if reads else None, None if labels is None else labels[row], len(row))
@@ -190,7 +195,7 @@ class HostEngine(Engine):
         return [int(number) for number in self.of_all_stages(lambda stage: np.int64(stage.updates))]
 
     def of_all_stages(self, get: Callable[[Stage], Tree]) -> list[Tree]:
-        """What `get` returns for each stage k = 1..K, as host arrays if other processes have stages, too."""
+        """The results of get(stage) for the stages k = 1..K; host arrays if other processes have stages, too."""
         found = {k: get(stage) for k, stage in self.stages.items()}
         if self.alone:
             return list(found.values())
@@ -255,7 +260,7 @@ class HostEngine(Engine):
         stages, mail, t, entered = made
         self.within_tick = True
         for k, stage in stages.items():
-            vars(self.stages[k]).update(vars(stage))  # the loop and a watchdog refer to these very objects
+            vars(self.stages[k]).update(vars(stage))  # in place: the loop and a watchdog refer to these objects
         self.loop.mail, self.loop.t, self.entered = mail, t, entered
         for batch, size in batch_sizes(state).items():
             self.transport.enter(batch, size)
@@ -265,7 +270,7 @@ class HostEngine(Engine):
         self.within_tick = False
 
     def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Address, Tree], int, int]:
-        """Makes from a saved state: (this process's stages, its mail, ticks done, batches entered)."""
+        """Reads a saved state. Returns (this process's stages, its mail, ticks done, batches entered)."""
         flat = Reading(state)
         check_signature(self.problem, HOST_LOOP, flat)
         t, entered = number(flat, "t"), number(flat, "entered")
@@ -289,7 +294,7 @@ class HostEngine(Engine):
 
 
 def in_one_program(problem: Problem) -> bool:
-    """Whether the stage computes a batch in one program: it is alone, on an accelerator, and every batch updates it."""
+    """Whether one program computes a whole batch: K = 1 on an accelerator, where every batch makes an update."""
     schedule, place = problem.schedule, problem.places[0]
     plain = problem.stage is Stage and schedule.accumulate == 1 and not any(problem.waits)
     return schedule.K == 1 and plain and place.device.platform != "cpu"
@@ -298,12 +303,12 @@ def in_one_program(problem: Problem) -> bool:
 def delay_line_engine(problem: Problem) -> Engine:
     """Makes the engine that trains on one device: BP with a delay line for each stage's gradients.
 
-    On an accelerator, many batches are one dispatch (`lax.scan`). On a CPU, the host loop runs BP's schedule over
-    delayed stages, because XLA there runs a convolution inside a loop over 40 times slower (jax issue 12868). The stage
-    programs are then those of the pipeline, so both engines agree bit for bit.
+    On an accelerator, one dispatch trains many batches (`lax.scan`). On a CPU, the host loop runs BP's schedule over
+    stages with delay lines, because XLA on a CPU runs a convolution over 40 times slower inside a loop (jax issue
+    12868). The stage programs are then those of the pipeline, so both engines agree bit for bit.
 
     Arguments:
-        problem: what to train, with the schedule of the pipeline.
+        problem: the problem, with the schedule of the pipeline.
 
     Returns: the engine. fdg_jax.stages.delay_line says why this is the same training.
     """

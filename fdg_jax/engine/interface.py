@@ -1,4 +1,4 @@
-"""The interface of engines, and the training problem that an engine gets."""
+"""The interface of engines, and `Problem`, which says what an engine is to train."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -27,16 +27,17 @@ HOST_LOOP, SCAN = "host loop", "scan"
 
 
 class Problem(NamedTuple):
-    """A training problem that has been checked, for either engine.
+    """A training problem that has been checked, for any engine.
 
-    schedule: the method's, for K stages.
+    schedule: the method's schedule for K stages.
     stage: the class of the method's stages.
-    specs: of the stages k = 1..K.
-    preprocess: what is done to a batch first; None for nothing.
-    places: where each stage is.
-    waits: for each stage, the backward passes by which it puts off gradients; 0 if the schedule itself delays them.
-    weights: "stashed" or "current".
-    corrections: the names of the corrections of late gradients, in order, without beta's shrinking.
+    specs: the specs of the stages k = 1..K.
+    preprocess: the function that changes each batch before it enters; None for none.
+    places: the device, or the devices, of each stage.
+    waits: for each stage, the number of gradients that its delay line holds back; 0 if the schedule itself makes the
+        gradients late.
+    weights: the weights of the backward pass, "stashed" (those of the forward pass) or "current".
+    corrections: the names of the corrections of late gradients, in order, without the multiplication by beta.
     read_behind: the most dispatches whose losses may be unread.
     """
 
@@ -52,13 +53,13 @@ class Problem(NamedTuple):
 
 
 def signature(problem: Problem, engine: str) -> str:
-    """What a saved state and a pipeline must have in common, beside shapes: method, K, staleness, updates, weights,
-    corrections, dtype, engine."""
+    """A text that must be equal for a saved state and the pipeline that restores it. It names method, K, delays,
+    updates, weights, corrections, dtype and engine."""
     schedule = problem.schedule
     late = zip(schedule.delays, problem.waits, strict=True)  # the delays depend on `order`, too
     delays = "/".join(str(delay + wait) for delay, wait in late)
     updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
-    # Two corrections may have states of the same shapes with different meanings.
+    # The states of two corrections may have the same shapes but different meanings.
     corrected = f", corrected by {','.join(problem.corrections)}" if problem.corrections else ""
     computed = problem.specs[0].compute.precision.compute_dtype
     dtype = "" if computed is None else f" in {np.dtype(computed).name}"
@@ -84,7 +85,7 @@ def signature_entry(problem: Problem, engine: str) -> dict[str, np.ndarray]:
 
 
 class Nonfinite(NamedTuple):
-    """Where the first non-finite number is.
+    """Where the first non-finite number appears.
 
     k: the stage.
     what: "weights", "outputs" or "loss".
@@ -94,18 +95,18 @@ class Nonfinite(NamedTuple):
     what: str
 
 
-WHAT = ("", "weights", "outputs", "loss")  # by the number that `look` returns
+WHAT = ("", "weights", "outputs", "loss")  # `look` returns an index into this tuple
 
 
 def look(forward: Callable, state: StageState, place: Place, x: Tree, labels: Tree) -> tuple[int, Tree]:
-    """Runs a batch through a stage in training mode with its newest weights, and waits for it.
+    """Runs a batch through a stage in training mode with its newest weights, and waits for the result.
 
     Arguments:
         forward: the stage's compiled forward pass.
-        state, place: of the stage.
-        x, labels: what the stage takes.
+        state, place: the stage's state and place.
+        x, labels: the stage's inputs, and the labels.
 
-    Returns: (which part of the stage is not finite, as a number of `WHAT`, 0 for none; its outputs).
+    Returns: (index into `WHAT` of the part that is not finite, 0 for none; the stage's outputs).
     """
     finite = programs.jit(all_finite)
     if not finite(state.params):
@@ -117,14 +118,14 @@ def look(forward: Callable, state: StageState, place: Place, x: Tree, labels: Tr
 
 
 class Engine:
-    """Trains a problem. Both engines have these members, so that no caller needs to know which engine it is.
+    """Trains a problem. All engines have these members, so callers do not need to know which engine it is.
 
-    problem: what it trains, without the initial weights, which would stay in memory.
+    problem: the problem, without the initial weights, which would stay in memory.
     losses: the losses of its batches.
     entered: number of batches that have entered.
     within_tick: whether a call is within a tick, or was cut off there. After a cut-off, only `restore` helps.
-    unfinished: the operations under way; None until `watch` is called.
-    last: where stage K is; None if that is in another process.
+    unfinished: the unfinished operations; None until `watch` is called.
+    last: the place of stage K; None if stage K is in another process.
     """
 
     last: Place | None
@@ -144,11 +145,11 @@ class Engine:
         self._transform: tuple[Any, Any] = (None, None)  # the newest transform and its program
 
     def no_losses(self) -> Losses:
-        """The losses before the first batch. A guarded pipeline does not warn: `Metrics.bad` reports its updates."""
+        """A new `Losses`. A guarded pipeline does not warn of non-finite losses: `Metrics.bad` reports them."""
         return Losses(self.problem.read_behind, early=self.alone, warned=self.problem.specs[0].guard)
 
     def train_batch(self, inputs: Tree, labels: Tree) -> None:
-        """Enters one batch. Dispatches and does not wait."""
+        """Enters one batch: dispatches the work and does not wait for it."""
         raise NotImplementedError
 
     def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
@@ -156,19 +157,19 @@ class Engine:
         raise NotImplementedError
 
     def drain(self) -> None:
-        """Finishes what is in flight, so that every batch has updated every stage."""
+        """Finishes the batches in flight, so that every batch has updated every stage."""
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Blocks until everything that was dispatched has been computed."""
+        """Blocks until all dispatched work has been computed."""
         raise NotImplementedError
 
     def watch(self) -> UnfinishedOperations:
-        """From now on, notes every operation until it is finished."""
+        """Starts to record every operation from its dispatch until it is finished."""
         raise NotImplementedError
 
     def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> Any:
-        """What `outputs` evaluates: the stages as they are, or with these Flax variables, one dictionary for each."""
+        """The stages for `outputs`: with their newest weights, or with these Flax variables (one dictionary each)."""
         raise NotImplementedError
 
     def outputs(
@@ -176,15 +177,16 @@ class Engine:
     ) -> Tree:
         """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process.
 
-        held: what `holding` gave. keys: for each stage a random key, or None if nobody has given any.
+        held: the result of `holding`. keys: for each stage a random key, or None.
         """
         raise NotImplementedError
 
     def keys_of(self, call: str, key: Any, with_loss: bool) -> Callable[[int], list[Any]]:
-        """The function n -> the random keys of the stages for batch n of an evaluation, from 1: stage k has
-        fold_in(fold_in(key, n), k). Raises BadInput if there is no key but a module or the loss draws.
+        """Returns a function: batch number n in an evaluation, from 1 -> the random keys of the stages. The key of
+        stage k is fold_in(fold_in(key, n), k). Raises BadInput if `key` is None but a module or the loss draws random
+        numbers.
 
-        call: for the message. with_loss: whether the loss is computed.
+        call: the caller's name, for the message. with_loss: whether the loss is computed.
         """
         specs = self.problem.specs
         who = [f"stage k={spec.k} ({name_of(spec.module)})" for spec in specs if spec.compute.draws]
@@ -197,14 +199,14 @@ class Engine:
         return lambda n: [raw_key(jax.random.fold_in(jax.random.fold_in(key, n), spec.k)) for spec in specs]
 
     def from_last(self, value: Tree, like: Tree) -> Tree:
-        """A value of stage K, with the shapes and dtypes of `like`, in every process."""
+        """Sends a value from stage K to every process. like: its shapes and dtypes."""
         return value
 
     def evaluate(
         self, held: Any, batches: Iterable, transform: Callable[[Tree], Tree] | None, key: Any = None
     ) -> Evaluation:
-        """Loss and error of what `holding` gave. transform: maps inputs to those of stage 1; or None. key: a random
-        key, if something is to be drawn."""
+        """Loss and error. held: the result of `holding`. transform: maps inputs to those of stage 1; or None. key: a
+        random key, if modules or the loss draw random numbers."""
         specs, numbers = self.problem.specs, count(1)
         keys, loss_draws = self.keys_of("evaluate", key, with_loss=True), specs[-1].compute.loss_draws
 
@@ -223,8 +225,8 @@ class Engine:
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
 
     def predict(self, held: Any, inputs: Tree, transform: Callable[[Tree], Tree] | None, key: Any = None) -> Tree:
-        """The outputs of what `holding` gave, in every process. Dispatches and does not wait. key: a random key, if
-        something is to be drawn; that of an evaluation's first batch."""
+        """The outputs of stage K, in every process; does not wait for them. held: the result of `holding`. key: a
+        random key, if modules draw random numbers; they draw as for the first batch of `evaluate`."""
         n, specs, keys = examples(inputs), self.problem.specs, self.keys_of("predict", key, with_loss=False)(1)
         with fitting("predict", f"inputs {describe(inputs)}", f"stage 1 takes {describe(specs[0].x)}"):
             return self.from_last(self.outputs(held, inputs, n, transform, keys), self.outputs_like(n))
@@ -235,7 +237,7 @@ class Engine:
         return with_examples(specs[-1].outputs, n, examples(specs[0].x))
 
     def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """Applies the transform of an evaluation to inputs on their device."""
+        """Applies the transform of an evaluation to inputs, on the device where they are."""
         if transform is None:
             return x
         if self._transform[0] is not transform:
@@ -247,19 +249,20 @@ class Engine:
         raise NotImplementedError
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        """The exact state, batches in flight included, as {path: array}. No later dispatch touches its arrays.
+        """The exact state, batches in flight included, as {path: array}. Later dispatches do not change its arrays.
 
-        own: whether to return only this process's part. Otherwise each process waits for all and gets the whole state.
+        own: whether to return only this process's part. If False, each process waits for all processes and returns the
+            whole state.
         """
         raise NotImplementedError
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises BadInput for a state that is incomplete, or of another model, split, method
-        or engine. Then nothing has changed in any process, since everything new is made first."""
+        or engine. After this error nothing has changed in any process."""
         raise NotImplementedError
 
     def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
-        """For each stage, the network's Flax variables; with `ema`, the average of the weights."""
+        """For each stage, the network's Flax variables; with `ema`, the averaged weights."""
         raise NotImplementedError
 
     def optimizer_states(self) -> list[Tree]:
@@ -267,8 +270,8 @@ class Engine:
         raise NotImplementedError
 
     def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
-        """Sets injected hyperparameters in the optimizers of these stages k. Raises BadInput if one cannot have them;
-        then nothing has changed in any process."""
+        """Sets injected hyperparameters in the optimizers of these stages k. Raises BadInput if one of the optimizers
+        does not have them. After this error nothing has changed in any process."""
         raise NotImplementedError
 
     def auxiliary(self) -> list[Tree]:
@@ -276,11 +279,11 @@ class Engine:
         raise NotImplementedError
 
     def bad(self) -> list[jax.Array]:
-        """For each guarded stage, the number of its first refused update, 0 if none. The arrays may be under way."""
+        """For each guarded stage, the number of its first skipped update, 0 if none. Does not wait for the arrays."""
         raise NotImplementedError
 
     def norms(self) -> list[jax.Array]:
-        """For each stage the norm of its newest gradient; [] if they are not measured. The arrays may be under way."""
+        """For each stage the norm of its newest gradient; [] if it is not measured. Does not wait for the arrays."""
         raise NotImplementedError
 
     def staleness(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Losses are read late, so that the host never waits for a device."""
+"""Reads losses from the devices late, so that the host does not wait for a device."""
 
 import math
 import warnings
@@ -10,7 +10,7 @@ import jax
 
 from fdg_jax.machine import jax_internals
 
-MOST_KEPT = 100_000  # losses, for a caller who never takes them
+MOST_KEPT = 100_000  # the most losses kept for a caller who never takes them
 
 
 class Metrics(NamedTuple):
@@ -18,12 +18,12 @@ class Metrics(NamedTuple):
 
     step: the batch's number, from 1.
     loss: the batch's loss, at the weights of its forward pass.
-    bad: for each stage of a guarded pipeline, the number of its first refused update (0: none), as known when this
-        loss was computed.
-    metrics: what the loss function returned beside the loss, {name: number}.
+    bad: for each stage of a guarded pipeline, the number of its first skipped update before this loss was computed;
+        0 if there is none.
+    metrics: the numbers that the loss function returned beside the loss, {name: number}.
     gradient_norms: with `Pipeline(gradient_norms=True)`, for each stage the norm of the gradient of its last update
         before this loss was computed; 0 before its first update. It is measured before beta and the optimizer change
-        the gradient. Stages are at different batches, as `staleness` says.
+        the gradient. The gradients of different stages are of different batches.
     """
 
     step: int
@@ -34,10 +34,11 @@ class Metrics(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a dispatch computes for `Metrics`, as arrays that may be under way: [] of one batch, or [W] of several.
+    """The results of a dispatch, from which `Metrics` are made: arrays [] for one batch, or [W] for W batches. They may
+    not have been computed yet.
 
-    losses, norms, metrics: as in `Metrics`; norms have one array a stage.
-    bad: as in `Metrics`, for each guarded stage, or for all of them in one array.
+    losses, norms, metrics: as in `Metrics`; norms have one array per stage.
+    bad: as in `Metrics`: one array per guarded stage, or one array for all of them.
     """
 
     losses: jax.Array
@@ -47,18 +48,18 @@ class Results(NamedTuple):
 
 
 class Losses:
-    """The losses of a pipeline: on the devices, and then on the host until the caller takes them.
+    """The losses of a pipeline: first as arrays on the devices, then on the host until the caller takes them.
 
-    It reads finished losses and, if more than `limit` dispatches are unread, waits for the oldest. The limit bounds how
-    far the host runs ahead of an accelerator. Nothing else in the loop ever waits.
+    `add` reads losses that have been computed. If more than `limit` dispatches are unread, it waits for the oldest, so
+    the limit bounds how far the host runs ahead of the devices. Nothing else in the loop waits.
 
     limit: the most dispatches that may be unread.
-    early: whether losses are read as soon as they are finished. If not, they are read when the limit is reached, which
-        is after the same batch in every process of a pipeline.
-    warned: whether a warning about a loss that is not finite has been given; True from the start means no warning.
+    early: whether losses are read as soon as they have been computed. If False, they are read only when the limit is
+        reached, which happens after the same batch in every process of a pipeline.
+    warned: whether the warning about a non-finite loss has been given. If it is True from the start, none is given.
     pending: (number of the first batch, results) of each dispatch that has not been read.
-    finished: the metrics that have been read and not been taken.
-    last, lost: the newest finished metrics, and the first whose loss is not finite; None if there are none yet.
+    finished: the metrics that have been read but not yet taken.
+    last, lost: the newest finished metrics, and the first metrics with a non-finite loss; None if there are none yet.
     """
 
     def __init__(self, limit: int, early: bool = True, warned: bool = False):
@@ -69,7 +70,8 @@ class Losses:
         self.lost: Metrics | None = None
 
     def add(self, step: int, results: Results) -> None:
-        """Adds the results of a dispatch, then reads what is finished. step: the number of its first batch."""
+        """Adds the results of a dispatch, then reads finished results. step: the number of the dispatch's first
+        batch."""
         self.pending.append((step, results))
         while self.pending and (len(self.pending) > self.limit or (self.early and self.ready())):
             self.read()
@@ -82,7 +84,7 @@ class Losses:
         """Reads the oldest results, and waits for them if they are not finished."""
         step, results = self.pending[0]
         leaves, structure = jax.tree.flatten(results)
-        # This may wait, so Ctrl-C may come here. Nothing has been removed by then.
+        # The fetch may wait and may be interrupted by Ctrl-C. Up to there, nothing has been removed from `pending`.
         flat = [array.reshape(-1) for array in jax_internals.fetch(leaves)]
         losses, bad, norms, metrics = jax.tree.unflatten(structure, flat)
         refused = tuple(int(number) for stages in bad for number in stages)
@@ -109,8 +111,8 @@ class Losses:
         return taken
 
     def warn(self) -> None:
-        """Warns once about a finished loss that is NaN or infinite. Call it before anything changes, because a filter
-        may turn the warning into an error."""
+        """Warns once about a finished loss that is NaN or infinite. Call it before changing anything, because a warning
+        filter may raise it as an error."""
         if self.lost is None or self.warned:
             return
         self.warned = True

@@ -1,12 +1,12 @@
-"""Predicts the memory that each stage needs, before anything compiles: for the choice of K and a batch size.
+"""Predicts the memory that each stage needs, before anything compiles, to help choose K and the batch size.
 
-How many things a stage holds comes from running its schedule on integers; how large they are comes from shapes. Only
-the forward pass is traced, and training uses this trace again. Stage k < K of FDG holds, for stashed and current
-weights alike (a stash refers to its old weights in both cases, see fdg_jax.stages.stage):
+The prediction runs the schedule on integers to count what a stage holds, and takes sizes from shapes. Only the forward
+pass is traced, and training uses this trace again. Stage k < K of FDG holds
 
-    weights + optimizer + statistics + 2(K-k) stashes + the weights of as many updates as lie between + messages
+    weights + optimizer + statistics + 2(K-k) stashes + old weights of the stashes + messages
 
-`benchmarks/memory.py` measures the same from the arrays that exist.
+This is true with stashed and with current weights, because a stash refers to its old weights in both cases (see
+fdg_jax.stages.stage). `benchmarks/memory.py` measures the same from the arrays that exist.
 """
 
 from collections import defaultdict, deque
@@ -32,24 +32,24 @@ Tree = Any
 
 
 class Memory(NamedTuple):
-    """Bytes of stage k on its device, or on each of its devices, between two operations of the host loop, at the
-    moment of their maximum.
+    """The largest number of bytes that stage k holds between two operations of the host loop, on its device or on each
+    of its devices.
 
-    weights, statistics: the network's newest.
+    weights, statistics: the network's newest weights and running statistics.
     optimizer: the optimizer's state.
-    auxiliary: what the method adds (heads, synthesizers, feedback weights), and the state of a correction.
-    stashes: what is kept of batches until their gradients come (activations, inputs, statistics).
+    auxiliary: arrays that the method adds (heads, synthesizers, feedback weights), and the state of a correction.
+    stashes: activations, inputs and statistics that are kept until the gradients of their batches come.
     old_weights: earlier weights that stashes refer to.
-    gradients: gradients that wait in ADL's sum or in a delay line.
+    gradients: gradients in a sum over several batches or in a delay line.
     in_flight: messages that wait to be read, or have just been sent.
-    kept: not bytes, but the number of batches in `stashes`.
+    kept: the number of batches in `stashes` (not bytes).
     stash: bytes of one stash; not part of the total.
 
-    On several devices, each has its part of the batch and of weights that are cut. Where weights
-    are cut over other axes than the batch, XLA may cut activations as well; here they count as if it did not.
+    Each of several devices has its part of the batch and of sharded weights. If weights are sharded over other mesh
+    axes than the batch, XLA may shard activations as well; the prediction assumes that it does not.
 
-    It leaves out what lives within a program or between backward pass and update: XLA's temporary buffers, and one
-    gradient, as large as weights and auxiliary weights.
+    Not included are arrays that live only within a program or between backward pass and update: XLA's temporary
+    buffers, and one gradient, as large as weights and auxiliary weights together.
     """
 
     k: int
@@ -66,12 +66,12 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """The sum of all bytes."""
         return sum(self[1:9])
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Bytes of the arrays (or shapes) in a tree, on each device of a mesh."""
+    """Bytes of the arrays (or shapes) in a tree; for sharded arrays, the bytes on each device."""
 
     def here(leaf: Any) -> Sequence[int]:
         sharding = getattr(leaf, "sharding", None)
@@ -84,14 +84,14 @@ def tree_bytes(tree: Tree) -> int:
 def predict(engine: Engine) -> list[Memory]:
     """Predicts the memory of the stages k = 1..K, for batches as large as the example.
 
-    If a batch is split into micro-batches of different sizes, all count as large as the largest. Stages that share a
-    device (the delay line) need no more than the sum.
+    If a batch is split into micro-batches of different sizes, each counts as large as the largest. Stages that share a
+    device (the delay line) need at most the sum of their predictions.
 
     Arguments:
         engine: the engine.
 
-    Returns: the memory of each stage of this process; [] if the stages share several devices (data parallel), which is
-    not counted.
+    Returns: the memory of each stage of this process; [] if all stages share several devices (data parallel), a case
+    without a prediction.
     """
     if isinstance(engine, ScanEngine):
         lines = zip(jax.eval_shape(engine.unpacked, engine.run).lines, engine.run.sums, strict=True)
@@ -109,19 +109,19 @@ def predict(engine: Engine) -> list[Memory]:
 
 
 def initial(k: int, state: Any, weights: int) -> Memory:
-    """What stage k holds from the beginning. weights: bytes of the network's own."""
+    """The memory of stage k before its first batch. weights: bytes of the network's own weights, without auxiliary."""
     auxiliary = tree_bytes(state.params) - weights + tree_bytes((state.own, state.correction))
     return Memory(k, weights, tree_bytes(state.opt_state), tree_bytes(state.extra), auxiliary)
 
 
 class StageContents:
-    """Replaces a stage in the host loop, with sizes in bytes as messages, and counts what the stage holds.
+    """Replaces a stage in the host loop and counts the bytes that the stage holds. Messages are numbers of bytes.
 
-    kept: by kind of operation, the weight version of each thing that is kept until that operation.
+    kept: {kind of operation: the weight versions of the stashes that wait for this operation}.
     waiting: the weight versions of the gradients in the delay line.
     mail: bytes of messages that wait.
-    sent: {kind of message: bytes} of the last operation. They stay on this device until they have arrived.
-    seen: where (k, what stage k holds) is added after every change.
+    sent: {kind of message: bytes} of the last operation's messages. They stay on this device until they have arrived.
+    seen: (k, memory of stage k) is appended after every change.
     """
 
     def __init__(self, stage: Stage, x: Tree, labels: Tree, seen: list[tuple[int, Memory]]):
@@ -166,10 +166,10 @@ class StageContents:
             self.shown = None if self.updates > before else self.shown
 
     def note(self, sent: int = 0) -> None:
-        """Notes what the stage holds now. sent: bytes of messages that are still on this device as well."""
+        """Records the memory of the stage. sent: bytes of sent messages that are still on this device as well."""
         versions = {*self.kept["B"], *(self.waiting if self.corrected else ())}
         shown = set() if self.shown is None else {self.shown}
-        # The newest weights are counted already, but not what a correction makes of them.
+        # The newest weights are already counted, but not the weights that a correction predicts from them.
         versions = versions | shown if self.ahead else versions - {self.updates}
         under_way = len(self.waiting) + (max(0, self.passes - self.delay) % self.accumulate > 0)
         now = self.base._replace(
@@ -184,7 +184,7 @@ class StageContents:
 
 
 def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
-    """(k, what stage k holds) after every change, counted by the host loop itself until the pipeline runs steadily."""
+    """Yields (k, memory of stage k) after every change. The host loop itself runs, long enough for the steady state."""
     schedule, specs = engine.loop.schedule, engine.problem.specs
     places, seen = dict(enumerate(engine.problem.places, 1)), list[tuple[int, Memory]]()
     parts = {k: micro_batch_specs(specs, schedule.micro_batches, place.parts) for k, place in places.items()}
@@ -195,9 +195,9 @@ def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
 
     def send(address: Address, _: Any, sender: Op | None) -> int | None:
         size = message_bytes(address, sender, parts[address.k])
-        # A message to another device is a copy; on the same device it is the same array.
+        # A message to another device is a copy; a message on the same device is the same array.
         if sender and sender.k in held and places[address.k].device is not places[sender.k].device:
-            # An array that goes to several stages is on this device once.
+            # An array that is sent to several stages is on this device only once.
             held[sender.k].sent[address.what] = message_bytes(address, sender, parts[sender.k])
             held[sender.k].note(sum(held[sender.k].sent.values()))
         if address.k not in held:
@@ -217,9 +217,9 @@ def message_bytes(address: Address, sender: Op | None, specs: Sequence[Spec]) ->
     """Bytes of a message.
 
     Arguments:
-        address: its address.
-        sender: the operation that sends it; None if it comes from outside (cotangents are then the shares of a batch).
-        specs: of the stages.
+        address: the message's address.
+        sender: the operation that sends it; None if it enters with a batch (a cotangent is then a micro-batch's share).
+        specs: the specs of the stages.
     """
     if sender is None:
         return tree_bytes({"x": specs[0].x, "labels": specs[0].labels, "dy": specs[-1].value}[address.what])
@@ -233,9 +233,9 @@ def labels_at(spec: Spec, engine: HostEngine) -> Tree:
 
 
 def micro_batch_specs(specs: Sequence[Spec], M: int, parts: int = 1) -> list[Spec]:
-    """The specs of the stages for the largest of a batch's M micro-batches, or for its part on each of several devices.
+    """The specs of the stages for the largest of a batch's M micro-batches, on each device.
 
-    parts: into how many parts these devices cut it, if this number divides it.
+    parts: over how many devices a micro-batch is sharded, if this number divides its size.
     """
     batch = examples(specs[0].x)
     part = bounds(batch, M)[1]

@@ -1,8 +1,8 @@
-"""Splits a batch into M micro-batches on its way in, and joins their M losses on the way out (GPipe).
+"""Splits each entering batch into M micro-batches, and combines their M losses into the loss of the batch (GPipe).
 
-The parts are as equal as possible. Each is weighted by its share of the examples, or of their weights. The backward
-pass of a part's mean loss begins with this share as its cotangent, so the parts' gradients add up to the gradient of
-the batch's mean.
+The sizes of the micro-batches differ by at most one. Each has a share: its fraction of the batch's examples, or of
+their weights. The backward pass of a micro-batch's mean loss starts with this share as its cotangent. So the gradients
+of the micro-batches add up to the gradient of the mean loss of the batch.
 """
 
 from functools import partial
@@ -22,13 +22,14 @@ Tree = Any
 
 
 class MicroBatches:
-    """Splits one batch at a time, all within a tick. M = 1 leaves everything as it is.
+    """Splits one batch at a time, and combines the losses of its parts, the micro-batches. With M = 1 batches and
+    losses are passed on unchanged.
 
     Arguments:
         M: number of parts.
-        last: the place of stage K; None if that is in another process.
-        told: the place where this process gets the losses.
-        dtype: of the loss.
+        last: the place of stage K; None if stage K is in another process.
+        told: the place where this process receives the losses.
+        dtype: the dtype of the loss.
     """
 
     def __init__(self, M: int, last: Place | None, told: Place, dtype: Any):
@@ -40,7 +41,7 @@ class MicroBatches:
         self._losses: list[Tree] = []
 
     def sizes(self, n: int) -> list[int]:
-        """How many examples each part of a batch of n has. Raises BadInput if n is less than M."""
+        """The number of examples in each part of a batch of n examples. Raises BadInput if n is less than M."""
         if n < self.M:
             fact = f"a batch of {n} cannot be cut into {self.M} micro-batches"
             raise BadInput(f"{fact}. Use fewer of them or larger batches.")
@@ -50,7 +51,7 @@ class MicroBatches:
         """Splits a batch into the parts that enter the pipeline.
 
         Arguments:
-            x: the inputs, on stage 1's device; None if that is in another process.
+            x: the inputs, on stage 1's device; None if stage 1 is in another process.
             labels: the labels.
             n: the number of examples.
 
@@ -69,7 +70,7 @@ class MicroBatches:
         return [{"x": x, "labels": y, "dy": share} for x, y, share in parts]
 
     def forget(self) -> None:
-        """Drops the losses of a batch whose other parts will not come."""
+        """Discards the losses of an incomplete batch."""
         self._losses = []
 
     def loss(self, number: int, report: Tree) -> tuple[int, Tree] | None:
@@ -77,9 +78,10 @@ class MicroBatches:
 
         Arguments:
             number: the part's number, counted over all batches, from 1.
-            report: its mean loss, or (that, metrics).
+            report: the part's mean loss, or (mean loss, metrics).
 
-        Returns: (batch, its mean loss or (that, metrics)) if this was the batch's last part, else None.
+        Returns: if this was the last part of its batch, (number of the batch, its mean loss or (mean loss, metrics));
+        else None.
         """
         if self.M == 1:
             return number, report
@@ -91,7 +93,7 @@ class MicroBatches:
 
 
 def shares_of_weights(weights: jax.Array, M: int, dtype: Any) -> jax.Array:
-    """The share of each part in the weight of a batch; equal shares if all weights are 0."""
+    """The fraction of a batch's weight in each of its M parts; equal fractions if all weights are 0."""
     sums = jnp.stack([jnp.sum(part.astype(dtype)) for part in cut(weights, M)])
     total = jnp.sum(sums)
     return jnp.where(total > 0, sums / jnp.where(total > 0, total, 1), 1 / M).astype(dtype)

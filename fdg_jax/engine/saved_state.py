@@ -1,4 +1,4 @@
-"""Finds what is in flight in a saved state of the host loop, and checks that it is what the schedule needs."""
+"""Finds what is in flight in a saved state of the host loop, and checks it against the schedule."""
 
 import re
 from collections.abc import Mapping
@@ -12,24 +12,26 @@ from fdg_jax.stages.stage import Stage
 
 
 def of_stage(name: str) -> int | None:
-    """The stage that an entry of a saved state belongs to; None if it is of the whole pipeline."""
+    """The stage to which an entry of a saved state belongs; None if it belongs to the whole pipeline."""
     found = re.match(r"stage(\d+)/|mail/\w+/(\d+)/", name)
     return int(found[1] or found[2]) if found else None
 
 
 def batch_sizes(state: Mapping[str, Any]) -> dict[int, int]:
-    """The number of examples of each batch in flight in a saved state: the length of its messages and stashes."""
+    """{number of a batch in flight: its number of examples}, from the lengths of messages and stashes in a saved
+    state."""
     paths = ((re.match(r"stage\d+/memo/(\d+)/(?:x|\[0\])|mail/\w+/\d+/(\d+)/", name), name) for name in state)
     return {int(found[1] or found[2]): len(state[name]) for found, name in paths if found}
 
 
 def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) -> None:
-    """Raises BadInput if a stage's saved state does not hold exactly what the schedule needs.
+    """Raises BadInput if a stage's saved state does not contain exactly the stashes and gradients that the schedule
+    needs.
 
     Arguments:
         stage: the stage.
         flat: its saved state.
-        under_way: what is in flight in the pipeline, by the schedule.
+        under_way: what is in flight in the pipeline, according to the schedule.
     """
     for name, kind in stage.keeps.items():
         found, needed = states.numbers(flat, f"{name}/"), sorted(under_way.kept.get((stage.k, kind), []))

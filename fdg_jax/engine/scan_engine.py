@@ -1,4 +1,4 @@
-"""Delay lines on one accelerator: the data stay on the device, and one dispatch trains many batches."""
+"""The delay-line training on one accelerator: the data stay on the device, and one dispatch trains many batches."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,13 +36,14 @@ Tree = Any
 
 
 class ScanEngine(Engine):
-    """BP with a delay line for each stage's gradients (fdg_jax.stages.delay_line), under `lax.scan`.
+    """BP with a delay line for each stage's gradients (fdg_jax.stages.delay_line), under `lax.scan`. The delay lines
+    are ring buffers ("rings").
 
     run: the state of the run.
-    step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first refused updates or None, norms
+    step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first skipped updates or None, norms
         of gradients)).
-    unpacked, packed: a state with the gradients in its rings as trees, as checkpoints have them, and with packed ones.
-    seeds: the program that trains this run together with others (fdg_jax.engine.seeds), and has its state then; None
+    packed, unpacked: convert a state: each gradient in the rings as packed arrays, or as a tree (as in checkpoints).
+    seeds: the `Seeds` (fdg_jax.engine.seeds) that trains this run together with others and then owns its state; None
         for a run by itself.
     """
 
@@ -60,7 +61,7 @@ class ScanEngine(Engine):
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
         self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
-        if type(self.place) is Place:  # parts of an array on several devices are not joined
+        if type(self.place) is Place:  # arrays sharded over several devices are not packed
             rings = jax.eval_shape(lambda: delay_line.start(states, lines).lines)  # shapes: nothing is allocated
             kept = [jax.eval_shape(lambda ring: jax.tree.map(lambda leaf: leaf[0], ring), ring) if D else None
                     for D, ring in zip(schedule.delays, rings, strict=True)]  # fmt: skip
@@ -104,13 +105,13 @@ class ScanEngine(Engine):
             self._run = run
 
     def preprocessed(self, inputs: Tree, labels: Tree, step: Any) -> tuple[Tree, Tree]:
-        """(inputs of stage 1, labels of the loss) of a batch. It can be traced. step: number of earlier batches."""
+        """(inputs of stage 1, labels of the loss) of a batch. Traceable. step: number of earlier batches."""
         batch = inputs, labels, step
         x = self._make_inputs(*batch) if self._make_inputs else inputs
         return x, self._make_labels(*batch) if self._make_labels else labels
 
     def again(self, key: jax.Array, variables: Sequence[Mapping[str, Tree]], preprocess: Preprocess) -> "ScanEngine":
-        """An engine with other first variables and the same programs, for a run of another seed."""
+        """An engine with other initial variables and the same programs, for a run with another seed."""
         other = copy.copy(self)
         first = [self.first_state(k, key, *split_variables(each)) for k, each in enumerate(variables, 1)]
         other.losses, other.entered, other.unfinished = self.no_losses(), 0, None
@@ -119,12 +120,13 @@ class ScanEngine(Engine):
         return other
 
     def first_state(self, k: int, key: jax.Array, params: Tree, extra: dict[str, Tree]) -> StageState:
-        """The first state of stage k, as `Pipeline.init` makes it of a key and its variables."""
+        """The initial state of stage k, as `Pipeline.init` makes it from a key and the stage's variables."""
         drawn = {"rng": drawing_key(jax.random.fold_in(key, k))}
         return StageState(params, {**extra, **(drawn if "rng" in self.takes[k - 1] else {})})
 
     def begun(self, states: Sequence[StageState]) -> delay_line.DelayState:
-        """The state of a run before its first batch: copies, as its arrays are donated and may be the caller's."""
+        """The state of a run before its first batch. It has copies of the arrays, because they will be donated and may
+        belong to the caller."""
         run = self.lines.rings(self.lines.pack, delay_line.start(states, self.lines))
         return jax.tree.map(jnp.copy, self.place.put_weights(run))
 
@@ -133,7 +135,7 @@ class ScanEngine(Engine):
         return self.unfinished
 
     def begin(self, batches: int) -> None:
-        """Notes that a dispatch of so many batches begins."""
+        """Notes that the dispatch of `batches` batches begins."""
         if self.unfinished is not None:
             self.unfinished.begin("window", 0, self.entered + 1, self.entered + batches)
 
@@ -150,7 +152,7 @@ class ScanEngine(Engine):
         if self.seeds:
             self.seeds.enter(self, images, labels, indices)
             return
-        if len(indices) == 1 and self.place.device.platform == "cpu":  # a loop would slow down convolutions there
+        if len(indices) == 1 and self.place.device.platform == "cpu":  # XLA on a CPU slows down convolutions in loops
             self.train_batch(images[indices[0]], None if labels is None else labels[indices[0]])
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
@@ -163,7 +165,8 @@ class ScanEngine(Engine):
 
     @contextmanager
     def tick(self) -> Iterator[None]:
-        """Marks a dispatch that must not be cut off. If tracing fails, nothing has changed, and the mark is removed."""
+        """Sets `within_tick` during a dispatch. If the dispatch fails before the state has changed, as in tracing,
+        `within_tick` becomes False again."""
         before, self.within_tick = self.run, True
         try:
             yield
@@ -174,7 +177,7 @@ class ScanEngine(Engine):
         self.within_tick = False
 
     def advance(self, batches: int, report: Tree, bad: jax.Array | None, norms: list[jax.Array]) -> None:
-        """Adds the losses of a dispatch, with the other results."""
+        """Adds the results of a dispatch to `losses`, and counts its batches."""
         if self.unfinished is not None:
             self.unfinished.end(loss_of(report))
         results = Results(loss_of(report), () if bad is None else [bad], norms, metrics_of(report))
@@ -191,7 +194,7 @@ class ScanEngine(Engine):
     def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
         weights = average if ema else evaluated
         pairs = [(weights(s.params, s.opt_state), s.extra) for s in self.run.stages]
-        copies = jax.tree.map(jnp.copy, pairs)  # the next window donates these
+        copies = jax.tree.map(jnp.copy, pairs)  # the next window donates the originals
         return [flax_variables(params, extra) for params, extra in copies]
 
     def optimizer_states(self) -> list[Tree]:
@@ -234,7 +237,7 @@ class ScanEngine(Engine):
         return super().evaluate(held, batches, transform, key)
 
     def whole(self, held: Any, x: Tree, keys: Sequence[Any]) -> Tree:
-        """The outputs of the whole network in evaluation mode. It can be traced."""
+        """The outputs of the whole network in evaluation mode. Traceable."""
         for f, (params, extra), key in zip(self.functions, held, keys, strict=True):
             x = f.outputs(params, extra, x, key)
         return x
@@ -270,12 +273,12 @@ class ScanEngine(Engine):
 
 
 def bad(run: delay_line.DelayState) -> list[jax.Array]:
-    """For each guarded stage, the number of its first refused update."""
+    """For each guarded stage, the number of its first skipped update."""
     found = [first_refused(stage.opt_state) for stage in run.stages]
     return [count for count in found if count is not None]
 
 
 def norms(run: delay_line.DelayState) -> list[jax.Array]:
-    """For each stage whose gradients are measured, the norm of the newest."""
+    """For each stage whose gradient norms are measured, the norm of the newest gradient."""
     found = [newest_norm(stage.opt_state) for stage in run.stages]
     return [norm for norm in found if norm is not None]

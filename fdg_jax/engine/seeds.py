@@ -1,12 +1,13 @@
-"""The runs of several seeds as one program of the scan engine: `jax.vmap` of one run's step.
+"""Trains the runs of several seeds as one program of the scan engine: `jax.vmap` of one run's step.
 
-Every array of their states gets an axis of seeds in front. Initial weights, batches, augmentation and dropout are each
-seed's own; everything else is the same. Each run keeps its `ScanEngine`, whose state is a slice of the common one. So
-losses, checkpoints and results are those of a run by itself, in the same layout, and each run can go on by itself.
+Every array of the common state has a leading axis of seeds. Initial weights, batches, augmentation and dropout differ
+between seeds; everything else is the same. Each run keeps its `ScanEngine`, whose state is a slice of the common state.
+So losses, checkpoints and results have the same layout as those of a run by itself, and each run can be continued by
+itself.
 
-The runs enter their batches one after the other; the last one starts the program. A run by itself rounds otherwise:
-sums over a batch are taken in another order (batch norms), and on a GPU convolutions are packed
-(fdg_jax.layers.packed).
+The runs enter their batches one after the other; the last one starts the program. Rounding differs from that of a run
+by itself, because sums over a batch are taken in another order (batch norms), and because convolutions are packed on a
+GPU (fdg_jax.layers.packed).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,12 +31,12 @@ class Seeds:
     """Trains the runs of several seeds together.
 
     run: the states of all runs, every array [S, ...].
-    alive: the runs that still train. The others compute along, and nobody looks at them.
+    alive: the indices of the runs that still train. The program also computes the others, but ignores their results.
 
     Arguments:
-        engines: one for each seed, of the same problem, with as many batches entered. They take part from now on.
-        seeds: 0 .. 2**32-1 each.
-        transforms: makes the transform of a batch of a seed; None if nothing is done to a batch.
+        engines: one engine for each seed. They have the same problem and the same number of entered batches.
+        seeds: numbers 0 .. 2**32-1.
+        transforms: transforms(seed) -> preprocess(inputs, step); None for no preprocessing.
     """
 
     def __init__(self, engines: Sequence[ScanEngine], seeds: Sequence[int], transforms: Transforms | None = None):
@@ -68,7 +69,7 @@ class Seeds:
         self.tally = programs.jit(jax.vmap(lambda outputs, labels: tally(report, outputs, labels), (0, None)))
 
     def state_of(self, engine: ScanEngine) -> Tree:
-        """The state of a run, as copies."""
+        """A copy of the state of a run."""
         return self.taken(self.run, self.engines.index(engine))
 
     def replace(self, engine: ScanEngine, run: Tree) -> None:
@@ -76,9 +77,10 @@ class Seeds:
         self.run, self.evaluations = self.put(self.run, self.engines.index(engine), run), None
 
     def enter(self, engine: ScanEngine, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
-        """Enters batches images[row], labels[row] of a run. The last run that enters some starts the program.
+        """Enters the batches images[row], labels[row] of a run. When the last of the runs has entered its batches, the
+        program starts.
 
-        images, labels: the same for all runs. indices: [W, batch], of the same shape for all runs.
+        images, labels: the same for all runs. indices: [W, batch]; the shape is the same for all runs.
         """
         self.entering[self.engines.index(engine)] = indices
         if self.resident is None or self.resident[0] is not images or self.resident[1] is not labels:
@@ -86,7 +88,7 @@ class Seeds:
         self.start_if_complete()
 
     def leave(self, engine: ScanEngine) -> None:
-        """A run has ended. It gets the state of another, so that what it computes stays finite."""
+        """Removes a run that has ended. It gets the state of another run, so that its numbers stay finite."""
         slot = self.engines.index(engine)
         self.alive.discard(slot)
         self.entering.pop(slot, None)
@@ -95,7 +97,7 @@ class Seeds:
             self.start_if_complete()
 
     def start_if_complete(self) -> None:
-        """Trains the batches that have been entered, if those of all runs have been."""
+        """Trains the entered batches, if all runs have entered theirs."""
         if not self.alive or self.alive - self.entering.keys():
             return
         entered, self.entering, self.evaluations = self.entering, {}, None
@@ -104,7 +106,7 @@ class Seeds:
         W = len(rows)
         for run in runs:
             run.begin(W)
-            run.within_tick = True  # until nothing can be half done any more
+            run.within_tick = True  # until the new state is complete
         told = self.dispatched(rows, runs[0])
         for i, run in zip(sorted(self.alive), runs, strict=True):
             report, bad, norms = told[i]
@@ -112,7 +114,8 @@ class Seeds:
             run.advance(W, report, bad, norms)
 
     def dispatched(self, rows: np.ndarray, engine: ScanEngine) -> Any:
-        """Trains batches [W, S, batch]. Returns what `ScanEngine.advance` takes of each run, with arrays [W] or []."""
+        """Trains the batches with indices rows [W, S, batch]. Returns the arguments of `ScanEngine.advance` for each
+        run, as arrays [W], or [] if W = 1."""
         assert self.resident
         (images, labels, arrays), put = self.resident, engine.place.put_weights
         if len(rows) == 1:  # without a loop, which slows down convolutions on a CPU
@@ -129,7 +132,7 @@ class Seeds:
     def evaluate(
         self, engine: ScanEngine, batches: Iterable, transform: Callable[[Tree], Tree] | None
     ) -> Evaluation:
-        """Loss and error of a run. The first run that asks evaluates all of them, on its batches."""
+        """Loss and error of a run. The first run that calls this evaluates all runs, on its batches."""
         found = self.evaluations
         if found is None:
             first = self.engines[0]
@@ -147,15 +150,15 @@ class Seeds:
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:
-    """Trees of the same structure as one, whose arrays have an axis for them in front."""
+    """Stacks trees of the same structure into one tree, along a new leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def slice_of(tree: Tree, i: Any) -> Tree:
-    """Of arrays [S, ...], those of one run."""
+    """The slice of run i in a tree of arrays [S, ...]."""
     return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
 def with_slice(tree: Tree, i: Any, part: Tree) -> Tree:
-    """The inverse of `slice_of`: arrays [S, ...] with other ones of one run."""
+    """Replaces the slice of run i in a tree of arrays [S, ...]."""
     return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, part)

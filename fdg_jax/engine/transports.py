@@ -16,7 +16,7 @@ Tree = Any
 
 
 def transport(problem: Problem) -> InProcess | AcrossProcesses:
-    """The transport for where the stages are."""
+    """Makes the transport: between processes if a stage is in another process, else within this one."""
     schedule, specs = problem.schedule, problem.specs
     if all_here(problem.places):
         return InProcess(problem.places)
@@ -28,14 +28,14 @@ def transport(problem: Problem) -> InProcess | AcrossProcesses:
 
 
 def message_shapes(address: Address, sender: Op, specs: Sequence[Spec]) -> Tree:
-    """The shapes and dtypes of a message of a batch like the example batch.
+    """The shapes and dtypes of a message, for a batch of the same shapes as the example batch.
 
     Arguments:
-        address: its address.
+        address: the message's address.
         sender: the operation that sends it.
-        specs: of the stages.
+        specs: the specs of the stages.
     """
     spec = specs[sender.k - 1]
-    if sender.kind == "F":  # direct feedback sends the error at the outputs
+    if sender.kind == "F":  # direct feedback methods send the error at the outputs (a cotangent) from a forward pass
         return spec.y if address.what == "x" else cotangent(spec.outputs)
     return cotangent(spec.x)

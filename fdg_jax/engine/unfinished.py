@@ -1,9 +1,9 @@
-"""Tracks operations that were dispatched and are not finished. A watchdog names the one that all others wait for.
+"""Tracks dispatched operations until they are finished, so that a watchdog can name the one that all others wait for.
 
-The host loop never waits, so it does not notice that a stage has stopped: it runs on until it reaches a limit,
-somewhere else. But an operation depends on earlier ones only. So the earliest unfinished operation is the one that
-everything waits for. To find it, an engine keeps a small result of every operation: an array that is ready when the
-operation is finished.
+The host loop does not wait, so it does not notice when a stage stops: it dispatches more work until a limit stops it
+somewhere else. But operations depend only on earlier operations. So all operations wait for the earliest unfinished
+one. To find it, an engine keeps a small result of every operation: an array that is ready when the operation is
+finished.
 """
 
 import time
@@ -17,16 +17,16 @@ import jax
 from fdg_jax.machine import jax_internals
 
 Tree = Any
-MESSAGE = "message "  # how the kind of a message from another process begins, such as "message x"
+MESSAGE = "message "  # the beginning of the kind of a message from another process, such as "message x"
 
 
 class Dispatched(NamedTuple):
-    """An operation that was dispatched.
+    """A dispatched operation.
 
-    kind: "F", "B", a method's own, "E" (evaluation), "window" (a scan), what the host does itself, or a message from a
-        stage of another process.
-    k: the stage, for a message the one that sends it; 0 for all stages or for the host.
-    first, last: the batches that it works on.
+    kind: "F" (forward), "B" (backward), a method's own kind, "E" (evaluation), "window" (a scan), work of the host
+        itself, or a message from a stage of another process.
+    k: the stage; for a message, the stage that sends it; 0 for all stages or for the host.
+    first, last: the first and last batch that it works on.
     since: when its dispatch began, in seconds of time.monotonic.
     returned: whether the dispatch has returned to the host.
     """
@@ -40,7 +40,8 @@ class Dispatched(NamedTuple):
 
 
 class UnfinishedOperations:
-    """Operations under way. The dispatching thread writes it and any other reads it; neither waits for a device.
+    """The unfinished operations. The dispatching thread adds to them, and any other thread may read them; neither waits
+    for a device.
 
     The operations of a stage finish in the order of their dispatch, so finished ones are at the head of the stage's
     queue. They are dropped at the next dispatch of any stage, together with their arrays.
@@ -56,10 +57,10 @@ class UnfinishedOperations:
         self.entering = Dispatched(kind, k, first, last, time.monotonic(), False)
 
     def add(self, kind: str, k: int, batch: int, array: Any) -> None:
-        """Notes a message that is awaited, even while an operation is being dispatched.
+        """Notes a message that is expected from another process. It may be called during a dispatch.
 
         Arguments:
-            kind, k: as in `Dispatched`. batch: its number. array: the message.
+            kind, k: as in `Dispatched`. batch: the batch's number. array: the message.
         """
         with self.lock:
             self.put(Dispatched(kind, k, batch, batch, time.monotonic(), True), array)
@@ -77,13 +78,13 @@ class UnfinishedOperations:
             self.drop()
 
     def drop(self) -> None:
-        """Forgets the operations that are finished."""
+        """Removes finished operations."""
         for queue in self.queues.values():
             while queue and finished(queue[0][1]):
                 queue.popleft()
 
     def oldest(self) -> Dispatched | None:
-        """The operation that everything waits for; None if nothing is under way."""
+        """The earliest unfinished operation, for which all others wait; None if all are finished."""
         with self.lock:
             self.drop()
             heads = [queue[0][0] for queue in self.queues.values() if queue]
@@ -97,19 +98,19 @@ def finished(array: Any) -> bool:
 
 
 class TrackedStage:
-    """A stage whose operations are noted.
+    """A stage whose operations are recorded.
 
     Arguments:
         stage: the stage.
-        unfinished: where they are noted.
-        whole: whole(number) -> the batch to which a micro-batch of that number belongs.
+        unfinished: records the operations.
+        whole: whole(number) -> the batch to which the micro-batch with this number belongs.
     """
 
     def __init__(self, stage: Any, unfinished: UnfinishedOperations, whole: Callable[[int], int]):
         self.stage, self.unfinished, self.whole = stage, unfinished, whole
 
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
-        """As Stage.run."""
+        """Runs the operation as Stage.run does, and records it."""
         number, updates = self.whole(batch), self.stage.updates
         self.unfinished.begin(kind, self.stage.k, number, number)
         array = None
@@ -121,10 +122,10 @@ class TrackedStage:
         return sent
 
     def array_of(self, kind: str, sent: dict[str, Tree], updates: int) -> Any:
-        """The smallest array at hand that an operation computes.
+        """A small array that an operation computes, to tell when the operation is finished.
 
-        For a forward pass this is a statistic, for a backward pass a weight; neither is ever donated. If there is none,
-        it is a message, which then stays in memory until it is computed.
+        After a forward pass this is a running statistic, after a backward pass a weight; neither is ever donated. If
+        there is none, it is a message, which then stays in memory until it is computed.
         """
         state, changed = self.stage.state, None
         if kind == "F":
