@@ -1,7 +1,7 @@
-"""What can be done about late gradients: one file a correction, found by its name.
+"""Corrections of late gradients: one file each, found by its name.
 
-`CORRECTION` in `corrections/<name>.py` defines it; nothing needs to be registered. Its own options are fields of a
-class `Options` in the same file (fdg_jax.options.fields).
+`CORRECTION` in `corrections/<name>.py` defines a correction; nothing needs to be registered. The correction's options
+are fields of a class `Options` in the same file (fdg_jax.options.fields).
 """
 
 import inspect
@@ -19,7 +19,7 @@ names = FOLDER.names
 
 
 def find(name: Any) -> CorrectionSpec:
-    """The correction of that name; a `CorrectionSpec` is returned as it is.
+    """The correction with this name; a `CorrectionSpec` is returned unchanged.
 
     Raises: BadInput if there is no such correction, or if its file contradicts itself.
     """
@@ -48,8 +48,8 @@ def check(kind: CorrectionSpec, file: str) -> None:
 
 
 def parse(asked: Any) -> list[CorrectionSpec]:
-    """The corrections of `--correct NAME[,NAME]`, or of a list of names and specs, in that order. Raises BadInput if
-    one is not known, or named twice."""
+    """The corrections of `--correct NAME[,NAME]`, or of a list of names and specs, in the given order. Raises BadInput
+    if a name is unknown, or if corrections cannot be combined."""
     found = [find(name) for name in split_names(asked)]
     names = [kind.name for kind in found]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -67,14 +67,15 @@ def parse(asked: Any) -> list[CorrectionSpec]:
 
 
 def split_names(asked: Any) -> list[Any]:
-    """The names in "a, b", or the members of a list. Any other value is returned in a list, and refused later."""
+    """Splits "a, b" into names; returns a list unchanged. Any other value is put into a list (and refused later)."""
     if isinstance(asked, list | tuple) and not isinstance(asked, CorrectionSpec):
         return list(asked)
     return [name.strip() for name in asked.split(",")] if isinstance(asked, str) else [asked]
 
 
 def check_weights(found: Sequence[CorrectionSpec], weights: str) -> None:
-    """Raises BadInput if a correction is for gradients that are taken at other weights than these."""
+    """Raises BadInput unless all corrections fit gradients that are taken at these weights. weights: "stashed" or
+    "current"."""
     wanted = {kind.weights: kind.name for kind in found if kind.weights}
     if len(wanted) > 1:
         (at, name), (other_at, other) = wanted.items()
@@ -91,7 +92,8 @@ def for_stage(
 ) -> list[tuple[CorrectionSpec, Correction]]:
     """The corrections of one stage, in the order in which they act; [] if its gradients are not late.
 
-    asked: (correction, its options) for each. Raises BadInput if a correction lacks what it needs.
+    asked: [(correction, its options)]. Raises BadInput if a correction needs a learning rate or momentum that is not
+    known.
     """
     if not late.staleness:
         return []
@@ -109,15 +111,15 @@ def for_stage(
 
 
 def together(corrections: Sequence[Correction]) -> Correction:
-    """Several corrections as one. Each keeps its own state. They act one after the other: first all `gradient`, when a
-    gradient is used, then all `before`, and behind the stage's optimizer all `optimizer`."""
+    """Combines several corrections into one. Each keeps its own state. When a gradient is used, first the `gradient`
+    functions of all corrections act, in order, then all `before`, then the stage's optimizer, then all `optimizer`."""
     if len(corrections) < 2:
         return corrections[0] if corrections else NONE
 
     def optimizer(chain):
-        import optax  # here, as in `Correction.around`
+        import optax  # here, because commands that list corrections do not wait for JAX
 
-        for each in reversed(corrections):  # the last is added first, so that the first sees a gradient first
+        for each in reversed(corrections):  # innermost first, so that the first correction sees a gradient first
             chain = optax.chain(each.before, chain) if each.before else chain
         for each in corrections:
             chain = each.optimizer(chain) if each.optimizer else chain

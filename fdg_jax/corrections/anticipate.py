@@ -1,30 +1,31 @@
-"""Anticipation: go forward at the weights that are expected when the gradient will be used.
+"""Anticipation: forward passes use a prediction of the weights to which the gradient will be applied.
 
     x = y + c d        y: the stage's weights; d: their last update; gradients are taken at x, the optimizer updates y
 
-One coefficient c makes six published forms of it (τ: staleness, m: momentum):
+Choices of the coefficient c give six published methods (τ: staleness, m: momentum):
 
     last       c = 1                        error feedback (arXiv 2606.30634), for τ = 1
     linear     c = τ                        weight prediction by the last update: LWP (2003.11666), XPipe, PipeOptim
     spike      c = (m - m^(τ+1)) / (1 - m)  spike compensation (2003.11666) = msnag of FTPipe with SGD
     nesterov   c = m                        one Nesterov step (2505.01099, its theorem)
-    combined   c = τ + that of spike        spike compensation and a prediction by the velocity behind it (2003.11666)
+    combined   c = τ + c of spike           spike compensation together with weight prediction (2003.11666)
     double     c = 2 τ                      weight prediction by twice the delay (2003.11666)
 
-An optax chain could do the same with a wrapper that trains x in place of y (tests/test_correction_identities.py has
-it). Here the prediction is made in the stage instead, so that the evaluated and saved weights are always y. That takes
-one more copy of the weights. In the papers on error feedback and on spike compensation, the weights are x, the forward
-point; their test errors may be measured at x. The test errors here are measured at y.
+An optimizer wrapper that trains x in place of y does the same (tests/test_correction_identities.py has one). Here the
+stage makes the prediction instead, so that evaluated and saved weights are always y. This takes one more copy of the
+weights. In the papers on error feedback and on spike compensation the weights are x, and test errors may be measured at
+x. Here test errors are measured at y.
 
-Clipping and weight decay act on y as without a correction, since both are part of the last update. τ is counted in
-updates, also with --accumulate. After `drain`, d is 0 again, because no update comes before the gradient of the next
-batch. For one update after a drop of the learning rate, d still has the old rate, so x is too far ahead by the factor
-of the drop. Without momentum, c = τ makes the largest stable learning rate smaller, and so do larger c; c = 1 does so
-for a small τ (python -m experiments.stability).
+Clipping and weight decay act as without a correction, since both are part of the last update. τ is counted in updates,
+also with --accumulate. After `drain`, d is reset to 0, because no update will come before the gradient of the next
+batch. When the learning rate drops, d has the old rate for one update, so x is too far ahead by the factor of the drop.
+Without momentum, c = τ and larger c make the largest stable learning rate smaller; c = 1 does so only for small τ
+(python -m experiments.stability).
 
-For SGD, spike is msnag. With Adam and its b1, this holds only in the limit of many updates and without weight decay: at
-first, Adam's bias corrections differ (at the first update with τ = 13, spike looks 1.79 times as far ahead). Lion's and
-Muon's updates keep their length without gradients, so spike looks less far ahead than the weights move.
+For SGD, spike equals msnag. With Adam (m = b1) they are equal only after many updates and without weight decay. In the
+first updates, Adam's bias corrections differ: at the first update with τ = 13, spike looks 1.79 times as far ahead.
+Lion's and Muon's updates do not shrink without gradients, so with them spike looks less far ahead than the weights
+move.
 
 PipeOptim's code differs in two details of the prediction: with AdamW it leaves out the decay, and with SGD it predicts
 along m v + g, which counts the last gradient twice.
@@ -48,7 +49,7 @@ BY_MOMENTUM = ("spike", "nesterov", "combined")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """prediction: which c of the table above."""
+    """The option of `anticipate`. prediction: the row of the table above that gives c."""
 
     prediction: Literal["spike", "linear", "last", "nesterov", "combined", "double"] = option(
         "spike",
@@ -59,10 +60,10 @@ class Options:
 
 
 def coefficient(prediction: Prediction, staleness: float, momentum: float) -> float:
-    """The c of the table above, in updates: a forward pass looks ahead by c times the last update.
+    """The coefficient c of the table above: a forward pass looks ahead by c times the last update.
 
     Arguments:
-        prediction: one of the names above.
+        prediction: a name in the table above.
         staleness: τ, in updates.
         momentum: m in [0, 1); only the predictions in BY_MOMENTUM use it.
     """
@@ -74,9 +75,10 @@ def coefficient(prediction: Prediction, staleness: float, momentum: float) -> fl
 
 
 def make(late: Late, prediction: Prediction) -> Correction:
-    """d starts at 0, so the first forward pass is at y. Raises BadInput without a momentum where c needs one.
+    """The correction of a stage. d starts at 0, so the first forward pass is at y. Raises BadInput if c needs the
+    momentum and it is not known.
 
-    Gradients at the newest weights (--weights current) would be taken at y and not at x, so they are refused.
+    It needs --weights stashed: with --weights current, gradients would be taken at y instead of x.
     """
     if prediction in BY_MOMENTUM:
         late.check("momentum", "anticipate")

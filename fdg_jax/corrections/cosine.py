@@ -1,15 +1,16 @@
-"""A cosine gate: a late gradient counts as much as it agrees with the gradients before it.
+"""A cosine gate: a late gradient is scaled by its agreement with the gradients before it.
 
     g <- g (1 + cos(g, m)) / 2 exp(-a τ),    m <- 0.9 m + 0.1 g
 
-The cosine is taken over all weights of the stage; the first gradient passes. Before Adam or Muon the constant exp(-a τ)
-cancels, while a gate that varies does not.
+The cosine is taken over all weights of the stage; for the first gradient it counts as 1. Adam and Muon cancel the
+constant factor exp(-a τ), but not the gate, which varies.
 
-This gate is ours; no paper has it. CGAD (2605.09126), by its abstract, multiplies by γ(τ) exp(-a τ) before Adam, and
-its gate γ falls to 0 at a cutoff of the staleness. Here the staleness of a stage is constant once the pipeline is full,
-so CGAD's factor would be one number per stage, which Adam cancels. Without γ, CGAD is FDG's shrinking with β = exp(-2a)
-if τ = 2(K-k), which holds with `--order forward-first` (tested). Adaptive Braking (2007.01397), by its abstract, scales
-gradients by how well they agree with the momentum. It is not implemented, because only its abstract was at hand.
+This gate is ours; no paper has it. According to its abstract, CGAD (2605.09126) multiplies gradients by γ(τ) exp(-a τ)
+before Adam, and its gate γ falls to 0 at a cutoff of the staleness. Here the staleness of a stage is constant once the
+pipeline is full, so CGAD's factor would be one number per stage, which Adam cancels. Without γ, and if τ = 2(K-k), CGAD
+is FDG's shrinking with β = exp(-2a); τ = 2(K-k) holds with `--order forward-first` (tested). According to its abstract,
+Adaptive Braking (2007.01397) scales gradients by their agreement with the momentum. It is not implemented, because only
+its abstract was at hand.
 """
 
 import dataclasses
@@ -27,7 +28,8 @@ DECAY = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """gate_decay: a, per update of staleness. Raises BadInput if it is negative or not finite."""
+    """The option of `cosine`. gate_decay: a, per update of staleness. Raises BadInput if it is negative or not
+    finite."""
 
     gate_decay: float = option(
         0.0,
@@ -38,7 +40,7 @@ class Options:
 
 
 def make(late: Late, gate_decay: float) -> Correction:
-    """m starts at 0. While its norm is 0, the cosine counts as 1."""
+    """The correction of a stage. m starts at 0. While the norm of m or g is 0, the cosine counts as 1."""
     shrink = math.exp(-gate_decay * late.staleness)
 
     def gradient(grads, then, now, mean):

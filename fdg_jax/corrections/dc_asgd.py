@@ -1,15 +1,15 @@
-"""Delay compensation, DC-ASGD (Zheng et al., 1609.08326): a first-order guess of the gradient at the newest weights.
+"""Delay compensation, DC-ASGD (Zheng et al., 1609.08326): a first-order estimate of the gradient at the newest weights.
 
-    g <- g + λ g g (w now - w then)
+    g <- g + λ g g (w_now - w_then)        w_then: the weights of the batch's forward pass; all products are elementwise
 
-g g approximates the diagonal of the Hessian. "constant": λ is a constant, 0.04 in the paper. "adaptive": λ = λ0 /
-sqrt(s + 1e-7) with s <- 0.95 s + 0.05 g g, and λ0 = 2 in the paper. For a parabola h w²/2 and λ = h/g² the guess is
+λ g g approximates the diagonal of the Hessian. "constant": λ is a constant, 0.04 in the paper. "adaptive": λ = λ0 /
+sqrt(s + 1e-7) with s <- 0.95 s + 0.05 g g, and λ0 = 2 in the paper. For a parabola h w²/2 and λ = h/g² the estimate is
 exact.
 
-Both forms and 1e-7 are those of the authors' code, which leaves the other numbers to its user:
+Both forms, and 1e-7, come from the authors' code, whose user chooses the other numbers:
 https://github.com/Microsoft/Delayed-Compensation-Asynchronous-Stochastic-Gradient-Descent-for-Multiverso
-The paper's 0.04, 2 and 0.95 are from memory, as only its abstract was at hand. MXNet's DCASGD has 0.04, and
-github.com/botkop/scorch has all three.
+The paper's 0.04, 2 and 0.95 are from memory, as only its abstract was at hand. MXNet's DCASGD also uses 0.04, and
+github.com/botkop/scorch uses all three.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ OF_THE_PAPER = {"constant": 0.04, "adaptive": 2.0}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """compensation_strength: λ, or λ0 where it is adaptive; 0 for the paper's. Raises BadInput if it is negative or not
-    finite."""
+    """The options of `dc_asgd`. compensation_strength: λ of "constant", or λ0 of "adaptive"; 0 for the paper's value.
+    Raises BadInput if it is negative or not finite."""
 
     compensation: Literal["constant", "adaptive"] = option(
         "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
@@ -43,7 +43,7 @@ class Options:
 
 
 def make(late: Late, compensation: str, compensation_strength: float) -> Correction:
-    """λ does not depend on the staleness, unlike the distance that the weights have moved. s starts at 0."""
+    """The correction of a stage. It is the same for every staleness. s starts at 0."""
     del late
     strength = compensation_strength or OF_THE_PAPER[compensation]
 

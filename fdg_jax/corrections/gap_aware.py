@@ -1,20 +1,20 @@
-"""Gap-Aware (Barkai et al., 1909.10802): a gradient is divided by how far the weights have moved since, in usual steps.
+"""Gap-Aware (Barkai et al., 1909.10802): a gradient is divided by a penalty, which grows with the distance that the
+weights have moved since the batch's forward pass.
 
-    g <- g / (1 + |w now - w then| / C),    C = the largest learning rate so far * (sqrt(mean of v v) + 1e-8)
+    g <- g / (1 + |w_now - w_then| / C),    C = the largest learning rate so far * (sqrt(mean of v v) + 1e-8)
 
-Everything is computed element by element. v is an update divided by its learning rate; for SGD it is the momentum
-buffer. The mean of v v is a running mean: 0.999 of the old one plus 0.001 of v v, with Adam's bias correction. So a
-gradient is divided by its staleness + 1 if the weight has moved by one usual step per update, and by 1 if the weight
-has not moved.
+All operations are elementwise. v is an update divided by its learning rate; for SGD it is the momentum buffer. The mean
+of v v is a running mean: 0.999 of the old mean plus 0.001 of v v, with Adam's bias correction. So C is the size of a
+usual update. The penalty is the staleness + 1 if the weight has moved by C in each update, and 1 if it has not moved.
 
-Deviations from FTPipe's code. It counts the momentum buffer that is still empty as a first sample of the mean, so after
-n updates its penalty minus 1 is about sqrt((n + 1) / n) times the one here: the penalties of updates 2, 3 and 4 of a
-constant gradient at a staleness of 5 are 2.414, 3.267 and 4.205 there, and 2.000, 2.847 and 3.760 here. It divides
-coupled weight decay by the same penalty. Here decay belongs to the optimizer, which comes later, and is not divided.
-FTPipe does not accumulate gradients. With --accumulate, distances and usual steps here are those of whole updates.
+Deviations from FTPipe's code: FTPipe counts the initial, empty momentum buffer as a first sample of the mean, so after
+n updates its penalty minus 1 is about sqrt((n + 1) / n) times the one here. For a constant gradient at a staleness of
+5, the penalties of updates 2, 3 and 4 are 2.414, 3.267 and 4.205 in FTPipe, and 2.000, 2.847 and 3.760 here. FTPipe
+also divides coupled weight decay by the penalty. Here the optimizer adds weight decay later, so it is not divided.
+FTPipe does not accumulate gradients. With --accumulate, distances and C are those of whole updates.
 
-The method is for SGD. Adam and others divide a gradient by its own size, element by element. So they cancel a penalty
-that is constant from one gradient to the next, and keep only its changes.
+The method is for SGD. Adam and others divide a gradient by its size, elementwise. So they cancel a penalty that is
+constant from one gradient to the next, and only its changes have an effect.
 """
 
 from typing import Any, NamedTuple
@@ -29,14 +29,16 @@ DECAY, EPS = 0.999, 1e-8
 
 
 class Mean(NamedTuple):
-    """squares: the mean of v v, zero at first. updates: how many updates it covers, int32."""
+    """The running mean of v v. squares: the mean before bias correction, zero at first. updates: the number of updates
+    in it, int32."""
 
     squares: Any
     updates: jax.Array
 
 
 class Rate(NamedTuple):
-    """count: updates so far, int32. largest: the largest learning rate of these, float32."""
+    """Learning rates so far. count: the number of updates, int32. largest: the largest of their learning rates,
+    float32."""
 
     count: jax.Array
     largest: jax.Array
@@ -50,12 +52,12 @@ class State(NamedTuple):
 
 
 def make(late: Late) -> Correction:
-    """Before the first update C is 0, and gradients stay unchanged."""
+    """The correction of a stage. Before the first update C is 0, and gradients are not changed."""
     assert late.learning_rate  # `needs` refuses a pipeline without one
     rate_of = late.learning_rate
 
     def init(params):
-        number = lambda: jnp.zeros((), jnp.int32)  # noqa: E731  # two, as one array cannot be donated twice
+        number = lambda: jnp.zeros((), jnp.int32)  # noqa: E731  # a function, because one array cannot be donated twice
         squares = optax.tree.zeros_like(params, dtype=jnp.float32)  # in bfloat16, adding 0.001 of v v would be lost
         return State(Mean(squares, number()), Rate(number(), jnp.zeros(())))
 

@@ -1,9 +1,9 @@
-"""What a correction is: what may be done about the late gradients of one stage.
+"""The interface of corrections of late gradients.
 
-A gradient is late when the stage has updated its weights between the forward pass of a batch and the update by that
-batch. A file of this folder has `CORRECTION = CorrectionSpec(name=..., summary=..., make=...)`; `make` is called once
-for every stage whose gradients are late, and returns a `Correction`: functions for the places where something can be
-done. Both engines use the same object.
+A gradient is late if the stage has updated its weights between the forward pass of a batch and the update by that
+batch. A file of this folder has `CORRECTION = CorrectionSpec(name=..., summary=..., make=...)`. `make` is called once
+for every stage whose gradients are late. It returns a `Correction`: functions that act at fixed points of a training
+step. All engines use the same object.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:  # commands list the corrections without waiting for JAX
 
 Tree = Any
 LearningRate = Callable[[Any], Any]
-OF_OPTIMIZER = "of_optimizer"  # the name of the stage's own optimizer in a state, if a correction wraps it
+OF_OPTIMIZER = "of_optimizer"  # the key of the user's optimizer state, if a correction wraps the optimizer
 
 
 class Late(NamedTuple):
-    """What a correction knows about a stage.
+    """The facts about a stage that a correction can use.
 
     k, K: the stage's number from 1, and the number of stages.
-    staleness: updates of the stage between a batch's forward pass and the update by that batch, as an average once the
-        pipeline is full. It comes from the schedule, with its order and `accumulate`, so it may be a fraction.
+    staleness: the average number of updates between a batch's forward pass and the update by that batch, once the
+        pipeline is full. With `accumulate` it may be a fraction.
     learning_rate: learning_rate(n) is the rate of the stage's update number n, from 0; None if it is not known.
-    momentum: of the optimizer; None if it is not known.
+    momentum: the optimizer's momentum; None if it is not known.
     """
 
     k: int
@@ -49,23 +49,23 @@ class Late(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """What is done about the late gradients of one stage. Every part may be left out; all are traced by JAX.
+    """The correction of one stage's late gradients. Every part may be left out; all are traced by JAX.
 
     before: a transformation of gradients in front of the stage's optimizer.
-    optimizer(chain) -> chain: wraps the stage's optimizer, `before` included.
-    init(params) -> state: the first state of the functions below, a pytree of arrays. It is part of every checkpoint.
-    forward(params, state) -> params: the weights for forward passes, made once after every update. Gradients are taken
-        at these. The stage's own weights, which are evaluated and saved, stay those of the optimizer. If `accumulate`
-        is above 1, `forward` should not depend on what `gradient` changes. That state changes between two updates, so a
-        run that is resumed between them would continue with other weights.
-    backward(params, state) -> params: the weights for backward passes, instead of the newest ones (`--weights
-        current`).
-    gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
-        weights of the batch's forward pass; now: the weights to which the gradient is about to be applied.
-    updated(before, after, state) -> state: the state after an update, from the weights before and after it. If a guard
-        refuses the update, the old state stays, except for counts (single integers), which keep step with schedules.
-    drained(state) -> state: the state after the pipeline has been emptied. The batches that fill it again see fewer
-        updates than the staleness, as the first ones did; so a prediction begins anew.
+    optimizer(chain) -> chain: wraps the stage's optimizer, including `before`.
+    init(params) -> state: the initial state of the functions below, a pytree of arrays. Checkpoints contain the state.
+    forward(params, state) -> params: the weights for forward passes, computed once after every update. Gradients are
+        taken at these weights. Evaluated and saved weights are `params`. If `accumulate` is above 1, `forward` should
+        not depend on state that `gradient` changes. Such state changes between two updates, so a run that is resumed
+        between them would continue with other weights.
+    backward(params, state) -> params: the weights for backward passes, instead of the newest weights. Only for
+        `--weights current`.
+    gradient(grads, then, now, state) -> (grads, state): corrects a gradient when it is used. then: the weights of the
+        batch's forward pass. now: the weights to which the gradient is about to be applied.
+    updated(before, after, state) -> state: the state after an update, from the weights before and after it. If `guard`
+        skips the update, the old state is kept. Only counts (single integers) advance, as learning-rate schedules do.
+    drained(state) -> state: the state after a drain, to reset a prediction. The next batches see fewer updates than the
+        staleness, as the first batches of a run do.
     """
 
     before: optax.GradientTransformation | None = None
@@ -78,7 +78,7 @@ class Correction(NamedTuple):
     drained: Callable[[Tree], Tree] | None = None
 
     def around(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The stage's optimizer with what the correction adds to it."""
+        """The stage's optimizer, wrapped by `before` and `optimizer`."""
         import optax
 
         own = named(optimizer) if self.optimizer else optimizer
@@ -86,7 +86,7 @@ class Correction(NamedTuple):
         return self.optimizer(chain) if self.optimizer else chain
 
     def start(self, params: Tree) -> Tree:
-        """The first state; () if the correction has no state."""
+        """The initial state; () if the correction has no state."""
         return self.init(params) if self.init else ()
 
 
@@ -107,13 +107,13 @@ def named(optimizer: optax.GradientTransformation) -> optax.GradientTransformati
 
 
 class CorrectionSpec(NamedTuple):
-    """A correction as a file of this folder describes it.
+    """The definition of a correction in a file of this folder.
 
     make(late, **options) -> Correction.
     options: the file's class `Options`; None if the correction has no options of its own (fdg_jax.options.fields).
-    takes: which options of every run `make` takes, too: "beta".
-    needs: what `make` requires in `late`: "learning_rate", "momentum".
-    weights: "stashed" or "current" if it is only for gradients taken at these weights (`--weights`); "" for both.
+    takes: the options of every run that `make` also takes; can be ("beta",).
+    needs: the fields of `late` that must be known: "learning_rate", "momentum".
+    weights: "stashed" or "current" if the correction is only for gradients at these weights (`--weights`); "" for both.
     """
 
     name: str
@@ -135,12 +135,12 @@ class CorrectionSpec(NamedTuple):
         return (*self.declared, *self.takes)
 
     def accepted(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that go to `make`: all of its own options, and those in `asked` that it `takes`.
+        """The options for `make`: all options of the correction, and those in `takes` that are given.
 
         Arguments:
             asked: name -> value; other names are ignored.
 
-        Raises: BadInput for a value that is not of its type, or that the class `Options` refuses.
+        Raises: BadInput for a value of the wrong type, or one that the class `Options` refuses.
         """
         taken = {name: asked[name] for name in self.takes if name in asked}
         return fields.instance(self.options, self.declared, asked) | taken

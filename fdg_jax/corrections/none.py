@@ -1,10 +1,10 @@
-"""No correction: a gradient is used as it arrives, however late."""
+"""No correction: gradients are used as they arrive."""
 
 from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 
 def make(late: Late) -> Correction:
-    """The same for every stage."""
+    """Returns NONE for every stage."""
     del late
     return NONE
 

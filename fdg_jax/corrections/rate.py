@@ -3,15 +3,15 @@
     update <- update / τ^{1 - n/T}        n: updates before this one. T = --anneal-updates; without it the power is 1
 
 Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With --anneal-updates, it is PipeMare's
-T1 (Yang et al., 1910.05124): an update after n others is divided by τ^(1 - n/T). After T updates, nothing is divided.
-PipeMare's T is a quarter of the phase of the first learning rate (ResNet), or five times its warm-up (Transformer).
+T1 (Yang et al., 1910.05124), whose division ends after T updates. PipeMare's T is a quarter of the phase of the first
+learning rate (ResNet), or five times its warm-up (Transformer).
 
-T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
+T1's equation comes from the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
 counts the update itself as well: its n is one larger. Only the abstract of PipeMare was at hand, so its choices of T
 are from memory.
 
-The factor is applied after the whole optimizer. So it also acts on weight decay, and with Adam and Muon, which cancel a
-factor on gradients. A staleness below 1 counts as 1.
+The factor is applied after the whole optimizer. So it also scales weight decay, and it has an effect with Adam and
+Muon, which would cancel a factor on gradients. A staleness below 1 counts as 1.
 """
 
 import dataclasses
@@ -25,7 +25,8 @@ from fdg_jax.options.fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """anneal_updates: T, in updates of the stage; with 0 the division never ends. Raises BadInput if it is negative."""
+    """The option of `rate`. anneal_updates: T, in updates of the stage; with 0 the division never ends. Raises BadInput
+    if it is negative."""
 
     anneal_updates: int = option(
         0,
@@ -37,7 +38,7 @@ class Options:
 
 
 def make(late: Late, anneal_updates: int) -> Correction:
-    """The factor depends on the number of updates of its own stage, from 0."""
+    """The correction of a stage. Its factor depends on the number n of the stage's own updates, from 0."""
     staleness, T = max(late.staleness, 1.0), anneal_updates
 
     def factor(n):

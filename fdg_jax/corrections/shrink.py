@@ -2,12 +2,11 @@
 
     g <- β^{K-k} g,    k < K
 
-The factor comes before weight decay and momentum, so it does not just scale the learning rate. It is part of every run,
-unless a chosen correction takes beta itself (`fdg_jax.checks.plan`). `Correction.around` puts it directly in front of
-the stage's optax chain, after everything else that changes a gradient. The paper multiplies the cotangent that enters
-each stage by beta, which also shrinks the gradient that is passed down. Here the cotangent is not shrunk, and each
-stage scales its gradient by the whole power. Both are the same in exact arithmetic (tested); this form leaves the
-user's optax chain as it is.
+The factor is applied before weight decay and momentum, so it does not just scale the learning rate. Every run has this
+correction, unless a chosen correction takes beta itself (`fdg_jax.checks.plan`). `Correction.around` puts it in front
+of the stage's optax chain, after the `gradient` functions of other corrections. The paper multiplies the cotangent that
+enters each stage by beta, which also shrinks the cotangent that the stage passes down. Here cotangents are not
+multiplied, and each stage multiplies its gradient by the whole power. Both are equal in exact arithmetic (tested).
 """
 
 import optax
@@ -16,8 +15,8 @@ from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 
 def make(late: Late, beta: float = 1.0) -> Correction:
-    """Multiplies the gradients of stages k < K by beta**(K-k); stage K's stay as they are, even in schedules where
-    stage K is late. beta = 1 changes nothing."""
+    """Multiplies the gradients of stages k < K by beta**(K-k). The gradients of stage K are not changed, even in
+    schedules where they are late. beta = 1 changes nothing."""
     if beta == 1.0 or late.k == late.K:
         return NONE
     return Correction(before=optax.scale(beta ** (late.K - late.k)))

@@ -2,12 +2,13 @@
 
     backward at w - τ d,    d <- γ d + (1 - γ) (the last update),    γ = D^(1/τ)
 
-It is for gradients at the newest weights (--weights current): activations are those of the batch's forward pass. The
-weights of that pass are estimated by going τ updates back along the average update d. D = e^-2 is PipeMare's. With D =
-0 and equal updates the estimate is exact. A stash of this library still refers to its weights, for checkpoints, so T2
-saves no memory here; it costs one copy. PipeMare's T3 is not a correction: it begins with some synchronous epochs. Here
-that is a run with --method bp, whose weights the next run takes with --init-from (docs/corrections.md). Only the
-abstract of PipeMare was at hand: T2's equations and its D are from memory.
+It is for --weights current, where a backward pass combines the newest weights with the activations of the batch's
+forward pass. T2 estimates the weights of that forward pass by going τ updates back along the average update d.
+PipeMare's D is e^-2. With D = 0 and equal updates the estimate is exact. Stashes of this library still refer to their
+weights, for checkpoints, so T2 saves no memory here: it costs one copy of the weights. PipeMare's T3 is not a
+correction: it begins with some synchronous epochs. Here this is a run with --method bp, from whose weights a second run
+starts with --init-from (docs/corrections.md). Only the abstract of PipeMare was at hand, so T2's equations and D are
+from memory.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from fdg_jax.options.fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """discrepancy: D in [0, 1), without a unit. Raises BadInput outside."""
+    """The option of `t2`. discrepancy: D in [0, 1), without a unit. Raises BadInput outside this range."""
 
     discrepancy: float = option(
         0.135,
@@ -32,7 +33,8 @@ class Options:
 
 
 def make(late: Late, discrepancy: float) -> Correction:
-    """d is 0 at the start and after `drain`, so the first backward pass is at the newest weights."""
+    """The correction of a stage. d is 0 at the start and after `drain`, so the next backward pass uses the newest
+    weights."""
     gamma = discrepancy ** (1 / late.staleness)
 
     def backward(params, average):

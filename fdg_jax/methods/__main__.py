@@ -1,7 +1,8 @@
-"""The paper's Tables 1 and 2 for every method and any K, and a third table of the corrections of late gradients.
+"""The command `python -m fdg_jax.methods`: the paper's Tables 1 and 2 for every method and any K, and a third table
+about corrections of late gradients.
 
-All of it is derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), stashes and staleness from a run
-on integers, parameters from the shapes of the real pipeline.
+All numbers are derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), stashes and staleness from a
+run on integers, and numbers of parameters from the shapes of the real pipeline.
 """
 
 import sys
@@ -18,19 +19,19 @@ from fdg_jax.schedule.drawing import draw
 from fdg_jax.schedule.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
 from fdg_jax.schedule.running import steady_after, trace_run
 
-BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's, for shapes
-TOKENS = 128  # of an example, for models that take these
+BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # the shapes of CIFAR-10
+TOKENS = 128  # tokens of an example, for language models
 
 
 class Row(NamedTuple):
     """A method's row in both tables.
 
-    name, schedule: the method's.
+    name, schedule: the method's name and schedule.
     locks: which of its operations wait.
     auxiliary: number of trained parameters that do not belong to the network.
-    stashes: the largest number that any stage keeps.
+    stashes: the largest number of stashes that any stage keeps.
     staleness: the average staleness of each stage 1..K in the full pipeline, in updates.
-    old_weights: the most copies of its weights, beside the newest, that a stage keeps for its stashes.
+    old_weights: the most copies of old weights that a stage keeps for its stashes.
     time, speed_up: time per batch with a barrier after each tick, and the speed-up over BP.
     free, free_speed_up: the same without a barrier.
     """
@@ -38,7 +39,7 @@ class Row(NamedTuple):
     name: str
     schedule: Schedule
     locks: Locks
-    auxiliary: int  # trained parameters that are not the network's
+    auxiliary: int
     stashes: int
     staleness: tuple[float, ...]
     old_weights: int
@@ -54,8 +55,8 @@ def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
     Arguments:
         name: the method.
         K: number of stages.
-        auxiliary: its auxiliary parameters.
-        options: values of schedule options; each method gets those that it has.
+        auxiliary: the number of its auxiliary parameters.
+        options: values of schedule options. Options that the method does not have are ignored.
     """
     method = methods.find(name)
     own = {option: n for option, n in options.items() if option in method.schedule_options}
@@ -80,8 +81,8 @@ def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
 def parameters(name: str, K: int, model: str) -> tuple[int, int]:
     """Counts trained parameters, from the shapes of the method's pipeline. Nothing is computed.
 
-    It imports JAX and the models when it is called, since --help and error messages need neither. It uses the CPU,
-    since there is no need to start an accelerator.
+    It imports JAX and the models only when it is called, because --help and error messages need neither. It uses the
+    CPU, so that no accelerator is started.
 
     Arguments:
         name: the method.
@@ -122,7 +123,8 @@ def parameters(name: str, K: int, model: str) -> tuple[int, int]:
 
 
 def trains_more(name: str) -> bool:
-    """Whether a method's stages train parameters beside the network's; if not, its pipeline need not be built."""
+    """Whether a method's stages train auxiliary parameters. If not, there is no need to build the pipeline to count
+    them."""
     from fdg_jax.stages.stage import Stage
 
     return (methods.find(name).stage or Stage).auxiliary is not Stage.auxiliary
@@ -147,15 +149,15 @@ def table_1(rows: Sequence[Row]) -> str:
 
 
 def late(staleness: Sequence[float]) -> str:
-    """The staleness of the stages as text; if there are more than four, only that of stage 1."""
+    """The staleness of the stages as text; for more than four stages, only that of stage 1."""
     shown = [f"{n:.3g}" for n in staleness]
     return " ".join(shown) if len(shown) <= 4 else f"{shown[0]} at most"
 
 
 def table_3(K: int) -> str:
-    """The corrections of late gradients: what each changes, and what it costs a late stage in memory.
+    """Table 3: for each correction of late gradients, what it changes, and its memory in a stage with late gradients.
 
-    It imports JAX when it is called, and computes nothing. Options have their defaults, and beta is 0.5.
+    It imports JAX only when it is called, and computes only shapes. Options have their defaults, and beta is 0.5.
     """
     import jax
     import numpy as np
@@ -195,7 +197,7 @@ def table_2(rows: Sequence[Row]) -> str:
 
 
 def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
-    """How to read the tables, and what the second one shows for this K."""
+    """Notes on how to read the tables, and on what Table 2 shows for this K."""
     others = f" except {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
     lines = [
         "Locked: in a steady tick an F waits for another stage's F (forward), a B for a later stage's B (backward) or",
@@ -230,7 +232,7 @@ def names(rows: Sequence[Row]) -> str:
 
 @output.forgiving()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the tables. Returns the exit status."""
+    """Prints the tables. Returns the exit code."""
     parser = Parser(
         prog="python -m fdg_jax.methods",
         description="Compare the training methods: the paper's Table 1 (lockings, auxiliary networks) and Table 2 "

@@ -1,18 +1,17 @@
-"""Small networks that give a stage a gradient when it does not wait for the network's.
+"""Small auxiliary networks that give a stage a gradient without waiting for the stages above.
 
 `HEADS` are local classifiers, the values of `--aux`. DGL and local error learning train a stage on the `local_loss` of
-their outputs. `Synthesizer` is DNI's, and guesses the gradient itself. All take a stage's outputs: feature maps [b, h,
-w, c] or vectors [b, features] (for vectors, dense layers replace convolutions). Sequences [b, T, features] are b T
-vectors, each with a label of its own (our extension: the original papers have images only). All compute in float32 and
-take all other sizes from their inputs. Every head is used like this:
+a head's outputs. `Synthesizer` belongs to DNI and guesses the gradient itself. All take a stage's outputs: feature maps
+[b, h, w, c] or vectors [b, features] (for vectors, dense layers replace convolutions). Sequences [b, T, features] are
+treated as b T vectors, each with its own label (our extension: the original papers have only images). All compute in
+float32 and take sizes from their inputs. Every head is used like this:
 
     aux = HEADS["mlp-sr"](classes)
     outputs = aux.apply(variables, y, train)
     value = local_loss(loss, outputs, labels)  # loss(scores, labels) is the user's
 
 Deviations of all of them: biases start at zero; PyTorch's are random. Convolutions start from He's normal
-distribution over the fan-out, as elsewhere in this package, and have no bias (except a synthesizer's last one). Nothing
-here computes at import.
+distribution over the fan-out, as elsewhere in this package. They have no bias, except a synthesizer's last one.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,10 +27,10 @@ from fdg_jax import layers
 from fdg_jax.errors import BadInput
 from fdg_jax.stages.weighted import without_weights
 
-# How many numbers enter a linear classifier: 2 x 2 x 32 for ResNet-20's maps in the middle. Nokland and Eidnes use
-# 2048, with Adam. With 2048, SGD at the paper's rate of 0.1 diverges (docs/log.md, 2026-11-21).
+# The most numbers per example that enter a linear classifier: 2 x 2 x 32 for the maps in the middle of ResNet-20.
+# Nokland and Eidnes use 2048, with Adam. With 2048, SGD at the paper's rate of 0.1 diverges (docs/log.md, 2026-11-21).
 ENTRIES = 128
-MATCHING = 0.99  # the share of similarity matching in PredSim's loss
+MATCHING = 0.99  # the weight of similarity matching in PredSim's loss
 zeros = nn.initializers.zeros
 
 
@@ -39,7 +38,7 @@ class Outputs(NamedTuple):
     """The outputs of a head.
 
     scores: class scores [b, classes], or [b, T, classes] of sequences.
-    features: [b, n] ([b T, n] for sequences), from which similarities are computed; None if they are not matched.
+    features: [b, n] ([b T, n] for sequences), whose similarities PredSim matches; None for other heads.
     """
 
     scores: jax.Array
@@ -47,19 +46,19 @@ class Outputs(NamedTuple):
 
 
 def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: Any) -> jax.Array:
-    """The scalar that a stage with a head is trained on: loss(scores, labels), or PredSim's mixture.
+    """The scalar loss of a stage with a head: loss(scores, labels), or PredSim's weighted sum.
 
     PredSim (Nokland and Eidnes 2019): (1 - 0.99) L_pred + 0.99 L_sim. L_pred is the user's loss. L_sim is the mean over
     all b^2 pairs of (S(features) - S(one-hot labels))^2, where S is `similarity`.
-    Deviation: the mean, as in their code; the paper prints the squared Frobenius norm, which is the sum.
+    Deviation: L_sim is a mean, as in their code; their paper prints the squared Frobenius norm, which is a sum.
 
     Arguments:
         loss: the user's loss(scores, labels) -> scalar.
-        outputs: the head's.
-        labels: the batch's; integers [b] for PredSim, or [b, T] for sequences.
+        outputs: the head's outputs.
+        labels: the batch's labels; for PredSim integers [b], or [b, T] for sequences.
 
     Raises:
-        BadInput: PredSim gets other labels.
+        BadInput: PredSim gets labels that are not such integers.
     """
     value = loss(outputs.scores, labels)
     if outputs.features is None:
@@ -72,7 +71,7 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
 def similarity(x: jax.Array) -> jax.Array:
     """Cosines between the rows of x [b, n], each row centred on its own mean: [b, b].
 
-    Deviation from the code of Nokland and Eidnes: values that rounding puts above 1 (by 1e-7) are not clipped.
+    Deviation from the code of Nokland and Eidnes: values that exceed 1 by rounding (by 1e-7) are not clipped.
     """
     centred = x - jnp.mean(x, axis=1, keepdims=True)
     unit = centred / (1e-8 + safe_sqrt(jnp.sum(jnp.square(centred), axis=1, keepdims=True)))
@@ -80,19 +79,19 @@ def similarity(x: jax.Array) -> jax.Array:
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:
-    """The square root, with derivative 0 at 0, so that a channel that is zero everywhere sends no NaN back."""
+    """The square root, with derivative 0 at 0, so that an all-zero channel has a gradient of 0 instead of NaN."""
     return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
 
 
 class MLPSR(nn.Module):
     """DGL's MLP-SR-aux (Belilovsky et al. 2020), as in its public code for ResNets on CIFAR.
 
-    Maps are averaged to ceil(h/4) x ceil(w/4). Three blocks of 1x1 convolution, batch norm and ReLU follow, at the same
-    width c. The result is averaged to 2 x 2 and flattened. Three blocks of linear layer, batch norm and ReLU follow, at
-    width 4c, then a linear layer to the classes. Vectors take the linear part only, at their own width. The linear
-    layers have biases, as in the original, although the batch norms behind them cancel these. The biases count as
-    auxiliary parameters.
-    Deviation: the original declares one more batch norm (2c parameters) and does not use it. It is left out here.
+    Maps are averaged to ceil(h/4) x ceil(w/4). Three blocks of 1x1 convolution, batch norm and ReLU follow, with c
+    channels. The result is averaged to 2 x 2 and flattened. Three blocks of linear layer, batch norm and ReLU follow,
+    of width 4c, then a linear layer to the classes. For vectors only the linear part is used, at the vectors' width.
+    The linear layers have biases, as in the original, although the following batch norms cancel them. The biases count
+    as auxiliary parameters.
+    Deviation: the original declares one more batch norm (2c parameters) but does not use it. It is left out here.
     """
 
     classes: int
@@ -117,10 +116,10 @@ class MLPSR(nn.Module):
 class LinearClassifier(nn.Module):
     """A local linear classifier (Mostafa et al. 2018), as the "pred" head of Nokland and Eidnes (2019).
 
-    It is trained, whereas Mostafa et al. keep theirs fixed and random. Maps are averaged, halving height and width in
-    turns, until at most `entries` numbers per example enter. As in the code of Nokland and Eidnes its weights start at
-    zero, so that the first batch trains the classifier and leaves the stage alone.
-    Deviation: for odd sizes, their pooling includes zero padding in the average. Ours does not.
+    The classifier is trained; that of Mostafa et al. is fixed and random. Maps are averaged over windows, which halves
+    height and width in turns until at most `entries` numbers per example are left. As in the code of Nokland and
+    Eidnes, the classifier's weights start at zero, so the first batch trains the classifier but not the stage.
+    Deviation: for odd sizes, their averages include zero padding; ours do not.
     """
 
     classes: int
@@ -138,10 +137,10 @@ class LinearClassifier(nn.Module):
 class PredSim(nn.Module):
     """The linear classifier and a similarity-matching head (Nokland and Eidnes 2019, "predsim").
 
-    For maps, the second head is a 3x3 convolution c -> c, of which it takes the standard deviation over space per
-    channel. (Theirs divides by n - 1 instead of n, which changes no cosine.) For vectors it is a linear layer of the
-    same width. Neither has a bias. As in their code, the maps themselves are compared if there are 3 channels or fewer,
-    or only one position.
+    For maps, the second head is a 3x3 convolution c -> c, followed by the standard deviation over space for each
+    channel. (The authors' code divides by n - 1 instead of n, which does not change the cosines.) For vectors it is a
+    linear layer of the same width. Neither has a bias. As in their code, the convolution's outputs themselves are
+    compared if there are 3 channels or fewer, or only one position.
     """
 
     classes: int
@@ -164,18 +163,18 @@ HEADS: Mapping[str, Callable[[int], nn.Module]] = {"mlp-sr": MLPSR, "linear": Li
 
 
 class Synthesizer(nn.Module):
-    """DNI's model of the gradient at a stage boundary (Jaderberg et al. 2017): (y, labels) -> dy, of y's shape and
-    dtype.
+    """DNI's model of the gradient at a stage boundary (Jaderberg et al. 2017): (y, labels) -> dy. dy has the shape and
+    dtype of y.
 
     For maps: 5x5 convolution to `width`, batch norm, ReLU, 5x5 convolution at that width, batch norm, ReLU, 5x5
     convolution to y's channels. For vectors: linear layers of the same widths. The last layer starts at zero, so the
     first gradients are 0.
-    Deviation: only the last layer has biases. The original's other biases stand before a batch norm, which cancels
-    them. Their gradients are rounding noise. Adam divides this noise by its own size, so they would move at full speed.
+    Deviation: only the last layer has biases. In the original, a batch norm follows every other bias and cancels it, so
+    the bias's gradient is rounding noise. Adam divides this noise by its size, so the bias would move at full speed.
 
     classes: number of classes.
-    conditional: whether a linear map of the one-hot labels (integers [b]) is added behind the first layer (cDNI).
-    width: of the hidden layers.
+    conditional: whether a linear map of the one-hot labels (integers [b]) is added after the first layer (cDNI).
+    width: the width of the hidden layers.
     """
 
     classes: int
@@ -204,7 +203,7 @@ class Synthesizer(nn.Module):
 
 
 def check_activations(y: Any) -> jax.Array:
-    """y in float32. Raises BadInput if it is neither maps nor vectors nor sequences."""
+    """Converts y to float32. Raises BadInput if y is neither maps nor vectors nor sequences."""
     if getattr(y, "ndim", None) not in (2, 3, 4):
         raise BadInput(
             "an auxiliary network takes feature maps [b, h, w, c], vectors [b, features] or sequences of them "
@@ -215,17 +214,17 @@ def check_activations(y: Any) -> jax.Array:
 
 
 def vectors(y: jax.Array) -> jax.Array:
-    """Sequences [b, T, c] as vectors [b T, c]; anything else as it is."""
+    """Reshapes sequences [b, T, c] to vectors [b T, c]; returns maps and vectors unchanged."""
     return y.reshape(-1, y.shape[-1]) if y.ndim == 3 else y
 
 
 def sequences(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `vectors`, for results [b T, n]. shape: that of the array which `vectors` took."""
+    """The inverse of `vectors`, for results [b T, n]. shape: the shape of the argument of `vectors`."""
     return x.reshape(*shape[:2], -1) if len(shape) == 3 else x
 
 
 def one_hot(labels: Any, classes: int) -> jax.Array:
-    """Labels [b] as [b, classes]. Raises BadInput if they are not integers [b]."""
+    """One-hot labels [b, classes] from labels [b]. Raises BadInput if the labels are not integers [b]."""
     if getattr(labels, "ndim", None) != 1 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise BadInput(
             "PredSim and the conditional synthesizer need integer labels [b]; these are "
@@ -235,27 +234,27 @@ def one_hot(labels: Any, classes: int) -> jax.Array:
 
 
 def batch_norm(x: jax.Array, train: bool, name: str) -> jax.Array:
-    """The batch norm of our networks, for maps and vectors alike; a submodule of the module that calls this."""
+    """Applies this package's batch norm to maps or vectors, as a submodule of the calling module."""
     maps = x if x.ndim == 4 else x[:, None, None, :]
     return layers.BatchNorm(name=name)(maps, train).reshape(x.shape)
 
 
 def flatten(y: jax.Array) -> jax.Array:
-    """y [b, ...] as [b, n]."""
+    """Reshapes y [b, ...] to [b, n]."""
     return y.reshape(y.shape[0], -1)
 
 
 def average_pool(y: jax.Array, rows: int, columns: int) -> jax.Array:
     """PyTorch's adaptive average pooling, for any two sizes: y [b, h, w, c] -> [b, rows, columns, c]."""
     b, h, w, c = y.shape
-    if h % rows == 0 and w % columns == 0:  # equal windows: 3 to 8 times as fast as the products on a CPU
+    if h % rows == 0 and w % columns == 0:  # equal windows: 3 to 8 times as fast on a CPU as the einsum below
         return jnp.mean(y.reshape(b, rows, h // rows, columns, w // columns, c), axis=(2, 4))
     down, across = pooling_matrix(h, rows), pooling_matrix(w, columns)
     return jnp.einsum("ih,bhwc,jw->bijc", down, y, across, precision=lax.Precision.HIGHEST)
 
 
 def pooling_matrix(n: int, parts: int) -> np.ndarray:
-    """[parts, n]: row i averages positions floor(i n / parts) to ceil((i + 1) n / parts), the latter excluded."""
+    """A matrix [parts, n]: row i averages the positions from floor(i n / parts) to ceil((i + 1) n / parts) - 1."""
     start, end = np.arange(parts) * n // parts, -(-np.arange(1, parts + 1) * n // parts)
     place = np.arange(n)
     inside = (start[:, None] <= place) & (place < end[:, None])

@@ -1,8 +1,8 @@
-"""Back-propagation, the baseline. Forward passes, backward passes and updates are locked.
+"""Back-propagation, the baseline: stages wait for one another in forward passes, backward passes and updates.
 
     θ_k^{t+1} = θ_k^t - γ_t g_k^t(θ^t)        g_k^t: the gradient of batch t for the weights of stage k (Eq. 6)
 
-Cutting the network into K stages changes where it is computed, not what: with any K the results agree up to rounding.
+The number of stages K changes where the network is computed, but not the results: they agree up to rounding.
 """
 
 from fdg_jax.methods.interface import Method

@@ -1,22 +1,22 @@
-"""Data parallelism, the other way to use K devices: K replicas of the whole network, 1/K of the batch for each.
+"""Data parallelism, the other way to use K devices: K replicas of the whole network, each with 1/K of the batch.
 
     θ^{t+1} = θ^t - γ_t (g^{t,1}(θ^t) + ... + g^{t,K}(θ^t)) / K        g^{t,r}: the gradient of part r of batch t
 
 The network is cut into K stages, so that parameters, flags and checkpoints are the same as for every other method. The
-schedule is BP's. Only the places differ: a stage is on all K devices, with its weights on each of them, and a batch is
-split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce). One
-update follows, the same on all devices.
+schedule is BP's. Only the placement differs: each stage is on all K devices, with its weights on each of them, and a
+batch is split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce).
+Then all devices make the same update.
 
-`--batch-norm sync`: a stage is simply BP's with K replicas (`devices=[[a, b], ...]`), computed on arrays that are
-spread over the devices; XLA inserts the communication. A batch norm sees the whole batch, so this is BP for any module,
-except for the rounding of sums. If the number of devices does not divide the batch size, every device computes the
-whole batch, which is exact but no faster.
+`--batch-norm sync`: a stage computes as in BP with K replicas (`devices=[[a, b], ...]`), on arrays that are sharded
+over the devices; XLA inserts the communication. A batch norm sees the whole batch, so this is BP for any module, except
+for the rounding of sums. If the number of devices does not divide the batch size, every device computes the whole
+batch, which is exact but no faster.
 
-`--batch-norm local` is what PyTorch's DistributedDataParallel does: a replica normalises with its own part of the batch
-and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. If K does not
-divide the batch size, the parts are as equal as possible, are weighted by their numbers of examples, and are computed
-on every device; a replica without an example keeps its statistics. Deviation: DistributedSampler instead repeats
-examples, which then count twice.
+`--batch-norm local` behaves as PyTorch's DistributedDataParallel: each replica normalises with its own part of the
+batch, and has its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. If K does
+not divide the batch size, the sizes of the parts differ by at most one. Each part is then weighted by its number of
+examples, and every device computes all parts. A replica without examples keeps its statistics. Deviation: PyTorch's
+DistributedSampler instead repeats examples, which then count twice.
 """
 
 import dataclasses
@@ -55,8 +55,8 @@ class Options:
 
 
 def replica_places(devices: Sequence[Any]) -> list[MeshPlace]:
-    """The places of K stages: each is on all devices. If fewer than K are distinct, n of them are used for K/n replicas
-    each; n divides K."""
+    """The places of K stages, each on all devices. If the n distinct devices are fewer than K, each computes K/n
+    replicas. If n does not divide K, fewer devices are used."""
     K, distinct = len(devices), list(dict.fromkeys(devices))
     n = max(n for n in range(1, len(distinct) + 1) if K % n == 0)
     return [MeshPlace(Mesh(np.array(distinct[:n]), (REPLICA,)))] * K
@@ -69,7 +69,7 @@ class ReplicatedStage(Stage):
     packs = False
 
     def make(self, spec: Spec):
-        """The stage's functions; with local batch norms, those of all replicas, which have statistics of their own."""
+        """The stage's functions. With local batch norms they compute all replicas, each with its own statistics."""
         functions, state = super().make(spec)
         self.local = spec.options["batch_norm"] == "local" and spec.K > 1  # a single replica is BP
         if not self.local:
@@ -98,7 +98,8 @@ def first(tree: Tree) -> Tree:
 
 
 def replicate(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tree]:
-    """Statistics and random key for K replicas. All statistics are alike at first; replica 1 has the original key."""
+    """Statistics and random keys for K replicas. All replicas have the same initial statistics. Replica 1 has the
+    original key."""
     copied = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (K, *leaf.shape)), dict(extra))
     if "rng" in extra:
         (device,) = extra["rng"].devices()
@@ -108,16 +109,16 @@ def replicate(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tr
 
 
 def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
-    """Makes a stage's functions run on K replicas, each on its own part of the batch and from its own mean loss.
+    """Makes a stage's functions compute K replicas, each with its own part of the batch and its own mean loss.
 
-    Losses and gradients are averaged, weighted by the parts' shares of the examples. Messages between stages stay
-    [b, ...]. It does not use jax.vmap, which turns some convolutions into grouped ones: ResNet-8 then takes three times
-    as long on a CPU.
+    Losses and gradients are averaged, weighted by the fraction of examples in each part. Messages between stages stay
+    [b, ...]. It does not use jax.vmap, because vmap turns some convolutions into grouped ones: ResNet-8 then takes
+    three times as long on a CPU.
     """
 
     def spread(b: int, run: Callable) -> Callable:
-        """run(params, *trees), which computes the replicas of a device one after the other, on every device. If K does
-        not divide the b examples, each computes all of them."""
+        """Maps run(params, *trees) over the devices. Each device computes its replicas one after the other. If K does
+        not divide the b examples, `run` is returned as it is, and every device computes all replicas."""
 
         def mapped(params, *trees):
             specs = (P(), *[P(REPLICA)] * len(trees))
@@ -127,7 +128,7 @@ def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
         return run if b % K else mapped
 
     def mean(b: int, parts: Sequence[Any], *trees: Tree) -> Tree:
-        """The part of a device in the mean over b examples, [1, ...]. trees: of each of its parts, (x, ...)."""
+        """A device's contribution to the mean over b examples, [1, ...]. trees: the results of the device's parts."""
         shares = [examples(x) / b for x, _ in parts]
         return jax.tree.map(lambda *leaves: weighted_sum(shares, *leaves)[None], *trees)
 
@@ -163,12 +164,13 @@ def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
 
 
 def summed(tree: Tree) -> Tree:
-    """The sum over the devices, of leaves [devices, ...]: an all-reduce."""
+    """Sums leaves [devices, ...] over the devices: an all-reduce."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, 0), tree)
 
 
 def joined(*parts: Any) -> Any:
-    """Joins the arrays of a batch's parts into one. Arrays of float0 (cotangents of integers) have no values."""
+    """Joins the arrays of a batch's parts into one. For float0 (cotangents of integers), which has no values, it makes
+    a new array."""
     like = parts[0]
     if like.dtype == jax.dtypes.float0:
         return np.zeros((sum(map(len, parts)), *like.shape[1:]), like.dtype)
@@ -176,7 +178,7 @@ def joined(*parts: Any) -> Any:
 
 
 def shared_costs(K: int) -> Mapping[str, tuple[float, float, float]]:
-    """The cost of an operation for each of the K devices that share it."""
+    """The cost of an operation that K devices share, for each device."""
     return {"F": (1 / K, 0, 0), "B": (0, 1 / K, 0)}
 
 

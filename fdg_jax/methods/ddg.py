@@ -1,18 +1,18 @@
-"""DDG (Huo et al. 2018): backward passes are decoupled, forward passes are not. Stage k's gradients are K-k batches
-late.
+"""DDG (Huo et al. 2018): backward passes are decoupled, but forward passes are not. Stage k's gradients are K-k
+batches late.
 
     θ_k^{t+1} = θ_k^t - γ_t g_k^d(θ^d)        d = t - (K-k)
 
 `--weights stashed`, the default, is the formula of DDG's paper: the gradient is taken at the weights of the batch's own
-forward pass. Neither released code computes that. DDG's own code and that of the FDG authors update the weights in
-place and then go back through the graph of the old forward pass. So they combine old activations with the newest
-weights, which is `--weights current`. The two differ where K-k is not 0.
+forward pass. The released codes of the DDG and FDG authors compute something else: they update the weights in place,
+and then run the backward pass through the graph of the old forward pass. So they combine old activations with the
+newest weights, which is `--weights current`. The two settings differ for k < K.
 
 The same training has other names. With stashed weights it is PipeDream's 1F1B with weight stashing (Narayanan et al.
-2019), so `pipedream` is a name for it. With --weights current and --accumulate 8 it is PACI (2606.07881). With
---one-version and --accumulate M >= K it is PipeDream-2BW (Narayanan et al. 2021): all M gradients of an update come
-from one version of the weights, and every stage is late by one update. The weights are those of 2BW; the memory is not:
-here a stage holds up to M gradients, while 2BW keeps a second copy of its weights.
+2019), so `--method pipedream` is an alias. With --weights current and --accumulate 8 it is PACI (2606.07881). With
+--one-version and --accumulate M >= K it is PipeDream-2BW (Narayanan et al. 2021): all M gradients of an update are
+taken at one version of the weights, and every stage is late by one update. The weights are those of 2BW, but the memory
+differs: here a stage holds up to M gradients, while 2BW keeps a second copy of the weights.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from fdg_jax.schedule import Accumulation, Op, Schedule, Tick, chain, check_accu
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """DDG's options, beside beta and weights."""
+    """DDG's options. beta and weights are options of every run."""
 
     accumulate: int = option(
         1,
@@ -50,7 +50,8 @@ class Options:
 def forward_locked(
     K: int, name: str = "ddg", accumulate: int = 1, accumulation: Accumulation = "sum", one_version: bool = False
 ) -> Schedule:
-    """Tick t: batch t goes forward through all stages; then every stage k goes backward on batch t-(K-k), all at once.
+    """Tick t: batch t goes forward through all stages. Then all stages k go backward at the same time, on batch
+    t-(K-k).
 
         K = 3:  t=1        2            3               4
           k=1   F1         F2           F3B1            F4B2
@@ -59,11 +60,11 @@ def forward_locked(
 
     Arguments:
         K: number of stages.
-        name: the method's.
-        accumulate: backward passes per update.
+        name: the method's name.
+        accumulate: M, the backward passes per update.
         accumulation: whether an update uses the "sum" or the "mean" of their gradients.
-        one_version: whether stage k puts off the use of a gradient by M-(K-k) further backward passes. The gradient is
-            then M late in all, and all M gradients of an update come from one version.
+        one_version: whether stage k waits M-(K-k) further backward passes before it uses a gradient. Then gradients are
+            M backward passes late, and all M gradients of an update are taken at one version of the weights.
 
     Raises:
         BadInput: K or accumulate is below 1, or accumulate is less than K with one_version.

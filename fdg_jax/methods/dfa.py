@@ -1,13 +1,13 @@
-"""DFA, direct feedback alignment (Nokland 2016), by stages: the error at the outputs goes directly to every stage.
+"""DFA, direct feedback alignment (Nokland 2016), by stages: the output error goes directly to every stage.
 
     dy_k = P_k e        e = ∂loss / ∂outputs; P_k: random, and never trained; k < K
 
-The cotangent of stage k < K is a fixed random projection of e = d loss / d outputs [batch, classes]. The stage goes
-backward through itself as in BP, and nothing is passed down. Forward passes stay locked; all backward passes run at
-once.
-Deviation: Nokland projects to every layer. Here the error is projected to every stage, which uses BP within itself. In
-sequences [batch, T, classes], every token's error is projected separately, with the same matrix (our extension). One
-projection of all T tokens would mix their errors, and its matrix would be T^2 times as large.
+The cotangent of the outputs of stage k < K is a fixed random projection of e = ∂loss / ∂outputs [batch, classes]. The
+stage runs BP within itself and passes no cotangent down. Forward passes are locked as in BP; all backward passes run at
+the same time.
+Deviation: Nokland projects the error to every layer; here it is projected to every stage. For sequences [batch, T,
+classes], every token's error is projected separately, with the same matrix (our extension). One projection of all T
+tokens would mix their errors, and its matrix would be T^2 times as large.
 """
 
 import jax
@@ -24,7 +24,7 @@ from fdg_jax.stages.stage import Stage
 
 
 def dfa(K: int) -> Schedule:
-    """Tick t: batch t goes forward through all stages, then backward in all of them at once.
+    """Tick t: batch t goes forward through all stages. Then all stages go backward at the same time.
 
     Raises:
         BadInput: K is below 1.
@@ -38,7 +38,7 @@ def dfa(K: int) -> Schedule:
 
 
 def dfa_messages(K: int) -> Messages:
-    """Activations go up. F of stage K sends the error to every other stage; no B sends anything."""
+    """Activations go up. F of stage K sends the error to every other stage. B sends nothing."""
     ordinary = chain(K)
 
     def gives(op: Op) -> tuple[Address, ...]:
@@ -51,16 +51,16 @@ def dfa_messages(K: int) -> Messages:
 
 
 class DirectFeedbackStage(Stage):
-    """A stage below K, whose cotangent is a projection of the error at the outputs; or stage K, which sends the error.
+    """A stage below K computes its cotangent as a projection of the output error; stage K sends this error.
 
-    The projection is in `own`: [classes, numbers in y per example], or per token for sequences.
+    The projection matrix is in `state.own`: [classes, size of y per example], or size of y per token for sequences.
     """
 
     cotangent_down = False
     fixed_lengths = True
 
     def make(self, spec: Spec):
-        """The stage's functions, and a fixed projection of the output error; stage K sends that error."""
+        """The stage's functions, with a fixed projection matrix. Stage K's functions also return the output error."""
         functions, state = super().make(spec)
         if spec.last:
             return with_error(spec), state
@@ -68,7 +68,7 @@ class DirectFeedbackStage(Stage):
             raise BadInput(f"method dfa projects one array of errors to one of activations; stage k={spec.k} has more.")
         first = kept_axes(spec)
         errors, size = int(np.prod(spec.outputs.shape[first:])), int(np.prod(spec.y.shape[first:]))
-        # With variance 1 / size, a cotangent is about as long as the error that it is made from.
+        # With variance 1 / size, a cotangent has about the same norm as the error.
         dtype = jnp.promote_types(spec.y.dtype, jnp.float32)
         projection = jax.random.normal(spec.key, (errors, size), dtype) / np.sqrt(size)
         return functions, state._replace(own=projection)
@@ -86,13 +86,14 @@ class DirectFeedbackStage(Stage):
 
 
 def kept_axes(spec: Spec) -> int:
-    """How many leading axes errors and activations share: the batch and, for sequences [batch, T, ...], the tokens."""
+    """The number of leading axes that errors and activations share: the batch and, for sequences [batch, T, ...], the
+    tokens."""
     sequences = spec.y.ndim == spec.outputs.ndim == 3 and spec.y.shape[1] == spec.outputs.shape[1]
     return 2 if sequences else 1
 
 
 def with_error(spec: Spec):
-    """Stage K's functions. Its forward pass returns the gradient of the loss at the outputs, beside the loss."""
+    """Stage K's functions. The forward pass returns the loss and the gradient of the loss at the outputs."""
     apply, loss, report_of = make_apply(spec.module, spec.compute), spec.loss, spec.report
 
     def objective(params, extra, x, labels):

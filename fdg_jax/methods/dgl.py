@@ -1,10 +1,10 @@
-"""DGL, decoupled greedy learning (Belilovsky et al. 2020), pipelined: every stage learns from a loss of its own.
+"""DGL, decoupled greedy learning (Belilovsky et al. 2020), pipelined: every stage learns from its own loss.
 
     θ_k^{t+1} = θ_k^t - γ_t ∂loss(a_k(h_k(x_k^t)), labels^t) / ∂θ_k        a_k: the auxiliary network of stage k < K
 
-A stage below K ends in a small auxiliary network (`--aux`) that gets the labels. No gradient comes from above, so a
-stage finishes a batch in the tick in which the batch arrives. With the linear head, or with similarity matching, this
-is local error learning (Mostafa et al. 2018; Nokland and Eidnes 2019), by stages instead of layers.
+A stage below K ends in a small auxiliary network (`--aux`), whose loss on the labels trains the stage. No gradient
+comes from above, so a stage finishes a batch in the tick in which the batch arrives. With `--aux linear` or `predsim`
+this is local error learning (Mostafa et al. 2018; Nokland and Eidnes 2019), by stages instead of layers.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class Options:
 
 
 def dgl(K: int) -> Schedule:
-    """Tick t: stage k goes forward and backward on batch t-k+1. Nobody waits for anybody, and nothing is stale.
+    """Tick t: stage k goes forward and backward on batch t-k+1. No stage waits within a tick, and no gradient is late.
 
     Raises:
         BadInput: K is below 1.
@@ -64,7 +64,7 @@ def dgl(K: int) -> Schedule:
 
 
 def dgl_messages(K: int) -> Messages:
-    """Activations go up, labels go to every stage, no cotangent comes down."""
+    """Activations go up, and labels go to every stage. No cotangent comes down."""
     takes, gives, enters = chain(K, local=True)
     return Messages(
         takes=lambda op: takes(op) if op.kind == "F" else (),
@@ -74,7 +74,7 @@ def dgl_messages(K: int) -> Messages:
 
 
 class LocalLossStage(Stage):
-    """A stage whose params are a pair, (the module's, the auxiliary network's), trained on the stage's own loss.
+    """A stage that is trained on its own loss. Its params are a pair: the module's, and the auxiliary network's.
 
     The auxiliary network's statistics are in extra["auxiliary"]. Stage K is an ordinary stage.
     """
@@ -84,7 +84,7 @@ class LocalLossStage(Stage):
     local_loss = True
 
     def make(self, spec: Spec):
-        """The stage's functions on its local loss, with its auxiliary network; those of stage K are BP's."""
+        """The stage's functions, with its local loss and auxiliary network. Stage K has BP's functions."""
         if spec.last:
             return super().make(spec)
         aux, apply, weights = head(spec), make_apply(spec.module, spec.compute), spec.compute.precision.weights
@@ -104,7 +104,7 @@ class LocalLossStage(Stage):
         params, extra = split_variables(spec.variables)
         aux_params, aux_extra = split_variables(programs.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
         state = StageState((params, aux_params), {**extra, "auxiliary": aux_extra})
-        # The auxiliary network computes in float32, whatever the dtype of the network.
+        # The auxiliary network computes in float32, also if the network computes in bfloat16.
         pair_weights = lambda pair: (weights(pair[0]), pair[1])  # noqa: E731
         return make_functions(objective, outputs, dtype, spec.compute, pair_weights), state
 
@@ -124,7 +124,7 @@ class LocalLossStage(Stage):
 
 
 def network(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The collections in `extra` without the auxiliary network's."""
+    """The collections in `extra` of the network, without those of the auxiliary network."""
     return {name: value for name, value in extra.items() if name != "auxiliary"}
 
 

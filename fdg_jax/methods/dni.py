@@ -1,19 +1,19 @@
-"""DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient and never waits for it.
+"""DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient instead of waiting for it.
 
     θ_k^{t+1} = θ_k^t - γ_t s_k(y_k^t, labels^t) ∂y_k^t / ∂θ_k        y_k^t: the output of stage k for batch t
     s_k learns to predict dy_k, by the squared difference
 
-At every boundary, a synthesizer maps activations (and labels) to the gradient that stage k+1 would send. It is trained
-on the gradient that stage k+1 sends a tick later, which is itself based on a guess (bootstrapping).
+At every stage boundary, a synthesizer s_k maps activations (and labels) to the gradient that stage k+1 would send. It
+is trained on the gradient that stage k+1 sends a tick later, which is itself based on a guess (bootstrapping).
 
-Deviation: the stages are trained with the recipe that all methods have here (in the commands SGD with momentum, rate
-0.1); only the synthesizers have Adam. DGL's code, which compares with DNI, trains everything with Adam at 3e-5 and says
-that SGD does not converge. So our results with DNI, which are poor, say little about DNI. The FDG paper has no errors
-of DNI: it leaves DNI out, because of what others report for deep networks.
+Deviation: the stages use the same optimizer as with all other methods (in the commands SGD with momentum, learning rate
+0.1); only the synthesizers use Adam. DGL's code, which compares DGL with DNI, trains everything with Adam at 3e-5 and
+says that SGD does not converge. So our poor results with DNI say little about DNI. The FDG paper leaves DNI out of its
+comparisons, because others report poor results for deep networks.
 
-The synthesizer models the gradient of an example's own loss, which is the batch size times the gradient of the batch's
-mean loss. The latter would be a hundred times smaller than the fixed amount by which a step of Adam changes every
-output of a synthesizer.
+The synthesizer models the gradient of an example's own loss: the batch size times the gradient of the batch's mean
+loss. The gradient of the mean loss would be a hundred times smaller than the change of a synthesizer's outputs in one
+step of Adam.
 """
 
 import dataclasses
@@ -50,7 +50,8 @@ class Options:
 
 
 def dni(K: int) -> Schedule:
-    """Tick t: stage k < K trains its synthesizer (S) on batch t-k-1. Then it goes forward and backward on batch t-k+1.
+    """Tick t: stage k < K trains its synthesizer (S) on batch t-k-1. Then all stages k go forward and backward on batch
+    t-k+1.
 
         K = 2:  t=1    2      3        4
           k=1   F1B1   F2B2   S1F3B3   S2F4B4
@@ -75,7 +76,7 @@ def dni(K: int) -> Schedule:
 
 
 def dni_messages(K: int) -> Messages:
-    """B takes no cotangent; S takes the one that stage k+1 sent. Labels go to every stage."""
+    """B takes no cotangent. S takes the cotangent that stage k+1 sent. Labels go to every stage."""
     takes, gives, enters = chain(K, local=True)
     return Messages(
         takes=lambda op: () if op.kind == "B" else takes(op),
@@ -88,7 +89,7 @@ class SynthesizerState(NamedTuple):
     """The state of a synthesizer.
 
     params, extra: its Flax variables.
-    opt_state: the state of its Adam.
+    opt_state: the state of its optimizer, Adam.
     """
 
     params: Any
@@ -109,13 +110,13 @@ class Guess(NamedTuple):
 
 
 class SyntheticGradientStage(Stage):
-    """A stage with a synthesizer in `own`. Stage K is an ordinary stage."""
+    """A stage with a synthesizer, whose state is in `state.own`. Stage K is an ordinary stage."""
 
     fixed_lengths = True
     keeps: Mapping[str, str] = {"memo": "B", "asked": "S"}
 
     def make(self, spec: Spec):
-        """The stage's functions, and its synthesizer with an optimizer of its own."""
+        """The stage's functions, and its synthesizer with its own optimizer."""
         functions, state = super().make(spec)
         if spec.last:
             return functions, state
@@ -142,7 +143,7 @@ class SyntheticGradientStage(Stage):
             learnt = SynthesizerState(optax.apply_updates(own.params, updates), extra, opt_state)
             return select(all_finite(learnt), learnt, own) if guard else learnt
 
-        # A guess uses the batch's own statistics and leaves the running ones unchanged.
+        # A guess normalises with the batch's own statistics and does not change the running statistics.
         self._guess = programs.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y))
         self._learn = programs.jit(learn, donate_argnums=0)
         return functions, state._replace(own=SynthesizerState(params, extra, adam.init(params)))
@@ -169,7 +170,7 @@ class SyntheticGradientStage(Stage):
         return super().backward(batch, self._guess(self.state.own, newest.y, newest.labels))
 
     def learn(self, batch: int, dy) -> dict[str, Any]:
-        """Dispatches S: trains the synthesizer on the gradient that has arrived. It sends nothing."""
+        """Dispatches S: trains the synthesizer on the gradient that has arrived. S sends no messages."""
         asked = self.asked.popleft()
         assert asked.batch == batch
         self.state = self.state._replace(own=self._learn(self.state.own, asked.y, asked.labels, dy))

@@ -1,11 +1,11 @@
-"""FA, feedback alignment (Lillicrap et al. 2016): BP whose backward pass goes through fixed random weights.
+"""FA, feedback alignment (Lillicrap et al. 2016): BP whose backward pass uses fixed random weights.
 
     y = W x:    dW = dy x^T as in BP,    dx = B^T dy instead of W^T dy        B: random, and never trained
 
-For the cotangents of inputs, each parameter with more than one axis (a kernel) is replaced by a random one of the same
-distribution. Scales and biases of batch norms stay the true ones. So do weights that reach a stage in a message, such
-as the table of a tied embedding. A layer's own gradient, inputs times cotangent, is computed as in BP. No derivative
-has to be written for this: a stripped VJP closure accepts any weights.
+To compute the cotangents of inputs, each parameter with more than one axis (a kernel) is replaced by a random one from
+its initial distribution. Scales and biases of batch norms are not replaced, nor are weights that reach a stage in a
+message, such as the table of a tied embedding. A layer's own gradient, inputs times cotangent, is computed as in BP.
+No derivatives are written by hand: the stage's VJP is stored without its weights, and any weights can be put in.
 """
 
 import jax
@@ -20,7 +20,7 @@ from fdg_jax.stages.stage import Stage
 
 
 class FeedbackStage(Stage):
-    """A stage with a second set of weights in `own`, for the backward pass."""
+    """A stage with a second, random set of weights in `state.own`, for the backward pass."""
 
     backward_at_other_weights = "method=fa"
     packs = False

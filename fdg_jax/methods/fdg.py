@@ -1,17 +1,19 @@
-"""FDG, the paper's method (Algorithm I): no stage waits within a tick; stage k uses its gradients 2(K-k) ticks late.
+"""FDG, the paper's method (Algorithm I). No stage waits within a tick; stage k's gradients are 2(K-k) ticks late.
 
     θ_k^{t+1} = θ_k^t - γ_t β^{K-k} g_k^d(θ_k^d)        d = t - 2(K-k), in batches of stage k (Eq. 14, 17)
 
-In a tick every stage below K goes backward on the newest gradient from above, updates, and goes forward on the newest
-activations from below. Stage K goes forward, and backward on the same batch. The gradient is that of a batch that went
-forward 2(K-k) ticks ago. It is taken at the weights of that forward pass (`stashed`), which the stage keeps until then,
-or at the newest ones (`current`).
+In a tick every stage below K runs the backward pass with the newest gradient from above, updates its weights, and runs
+the forward pass on the newest activations from below. Stage K runs forward and backward on the same batch. The gradient
+in stage k belongs to the batch of 2(K-k) ticks ago. With `--weights stashed` it is taken at the weights of that batch's
+forward pass, which the stage has kept; with `--weights current`, at the newest weights.
 
-docs/reproducing.md has all that the paper leaves open. Some readings concern the method itself. Algorithm I goes
-backward first: one of the gradients in between has already been used when the forward pass runs, so gradients are
-2(K-k)-1 updates late. Figure 1 and the theorem go forward first, and count 2(K-k). Stage K has the loss, so neither
-delay nor β applies to it; Algorithm I as printed has both for every stage. β comes before weight decay and momentum. γ
-belongs to batch d instead of batch t, so a change of the learning rate reaches stage k 2(K-k) updates later.
+docs/reproducing.md lists everything that the paper leaves open. These choices concern the method itself:
+
+- Algorithm I runs the backward pass first. One of the gradients in between has already been used when the forward pass
+  runs, so gradients are 2(K-k)-1 updates late. Figure 1 and the theorem run the forward pass first, which gives 2(K-k).
+- Stage K computes the loss, so neither delay nor β applies to it. Algorithm I as printed has both for every stage.
+- The gradient is multiplied by β before weight decay and momentum.
+- The learning rate γ belongs to batch d instead of batch t, so a change of it reaches stage k 2(K-k) updates later.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ Order = Literal["backward-first", "forward-first"]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """FDG's options, beside beta and weights."""
+    """FDG's options. beta and weights are options of every run."""
 
     order: Literal["backward-first", "forward-first"] = option(
         "backward-first",
@@ -57,22 +59,21 @@ def fdg(
 ) -> Schedule:
     """Algorithm I: at tick t, stage k goes forward on batch t-k+1 and backward on batch t-2K+k+1.
 
-    Stage K goes backward on the batch that it went forward on in the same tick, so `order` does not affect it.
-    Gradients are 2(K-k) ticks late. If the backward pass comes first, one of the gradients in between has already been
-    used when the forward pass runs: the staleness in updates is 2(K-k)-1. If the forward pass comes first, it is
-    2(K-k).
+    Stage K runs forward and then backward on the same batch, so `order` does not affect it. Gradients are 2(K-k) ticks
+    late. If the backward pass comes first, one of the gradients in between has already been used when the forward pass
+    runs, so the staleness is 2(K-k)-1 updates. If the forward pass comes first, the staleness is 2(K-k).
 
     Arguments:
         K: number of stages.
         order: "backward-first" (Algorithm I) or "forward-first" (the theorem).
         accumulate: backward passes per update; more than 1 is ADL.
         accumulation: whether an update uses the "sum" or the "mean" of their gradients.
-        name: the method's.
+        name: the method's name.
 
     Returns: the schedule.
 
     Raises:
-        BadInput: K or accumulate is below 1, or another value is unknown.
+        BadInput: K or accumulate is below 1, or order or accumulation is unknown.
     """
     check_K(K)
     if order not in ("backward-first", "forward-first"):

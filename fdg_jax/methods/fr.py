@@ -1,20 +1,20 @@
-"""FR, features replay (Huo et al. 2018): DDG's ticks, but a stage keeps only the inputs of a batch.
+"""FR, features replay (Huo et al. 2018): DDG's schedule, but a stage keeps only its input of a batch.
 
     θ_k^{t+1} = θ_k^t - γ_t dy_k^d ∂h_k(x_k^d; θ_k^t) / ∂θ_k        d = t - (K-k)
-    h_k: the stage; x_k^d: its inputs of batch d, which it kept; dy_k^d: the gradient that came from above
+    h_k: the stage; x_k^d: its input of batch d, which it kept; dy_k^d: the gradient that came from above
 
-When the gradient comes, the stage goes forward on these inputs again, with the newest weights. This replay is an
-ordinary training pass, so running statistics change twice per batch. There are two released codes, FR's own
-(slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
+When the gradient comes, the stage runs the forward pass on this input again (the replay), with the newest weights. The
+replay is an ordinary training pass, so running statistics change twice per batch. Two implementations were released, by
+FR's authors (slowbull/FeaturesReplay) and by FDG's authors (Accumulated-Decoupled-Learning). Ours deviates from them:
 
-- Stage K replays here, too. Its weights have not changed, so its gradients are the same, but its running statistics
-  change twice per batch, as those of the other stages do. In both released codes the last module does not replay. Table
-  2 of the FDG paper counts a replay for every module.
-- FR's own code trains module 1 at twice the learning rate. Here all stages follow the same recipe.
-- The replay uses the dropout mask of the first forward pass, as checkpointing of activations does elsewhere. FR's own
-  code would draw another one, to which the gradient from above does not belong; its networks have no dropout.
-- The FDG authors' code starts the modules between the first and the last one iteration late. So it computes no gradient
-  of batch 1 in these, nor in the modules below them. Here every batch updates every stage.
+- Here stage K replays, too. Its weights have not changed, so its gradients are the same, but its running statistics
+  change twice per batch, as in the other stages. In both released codes the last module does not replay. Table 2 of the
+  FDG paper counts a replay for every module.
+- FR's code trains module 1 at twice the learning rate. Here all stages have the same learning rate.
+- Here the replay uses the dropout mask of the first forward pass, as activation checkpointing does. FR's code would
+  draw a new mask, which does not match the gradient from above; its networks have no dropout.
+- The FDG authors' code starts the modules between the first and the last one iteration late. So these modules, and the
+  modules below them, get no gradient of batch 1. Here every batch updates every stage.
 """
 
 from collections.abc import Mapping
@@ -32,12 +32,12 @@ from fdg_jax.stages.stage import Stage
 
 
 class StoredInput(NamedTuple):
-    """What a stage keeps of a batch, to go forward on it again.
+    """The data of a batch that a stage keeps for the replay.
 
     batch: the batch's number.
-    x, labels: the stage's inputs, and the labels if it takes them.
-    rng: the random key of the first forward pass; None for a stage that draws nothing.
-    version: the stage's updates at the first forward pass.
+    x, labels: the stage's inputs, and the labels if the stage takes them.
+    rng: the random key of the first forward pass; None for a stage that draws no random numbers.
+    version: the number of the stage's updates before the first forward pass.
     """
 
     batch: int
@@ -48,7 +48,7 @@ class StoredInput(NamedTuple):
 
 
 class ReplayStage(Stage):
-    """A stage whose stashes are inputs. Its B is a forward and a backward pass."""
+    """A stage that stashes only inputs. Its operation B is a forward and a backward pass."""
 
     keeps_weights = False
 
@@ -57,14 +57,14 @@ class ReplayStage(Stage):
         forward = self.functions.forward
 
         def again(params, extra, rng, x, labels):
-            """The replay. It uses the first pass's random key and keeps the newest key in the state."""
+            """The replay: a forward pass with the first pass's random key. The state keeps the newest key."""
             if rng is None:
                 return forward(params, extra, x, labels)
             messages, changed, closure = forward(params, {**extra, "rng": rng}, x, labels)
             return messages, {**changed, "rng": extra["rng"]}, closure
 
         def play(params, extra, x, labels):
-            """The first pass. It returns its random key instead of a closure."""
+            """The first forward pass. It returns its random key instead of a closure."""
             return *forward(params, extra, x, labels)[:2], extra.get("rng")
 
         self._again = self.program(again, "params extra rng x labels", "messages extra closure")
@@ -77,7 +77,7 @@ class ReplayStage(Stage):
         return messages
 
     def backward(self, batch: int, dy=None):
-        """Dispatches B: forward again on the stored inputs, with the newest weights, and then back."""
+        """Dispatches B: a forward pass on the stored inputs with the newest weights, then the backward pass."""
         stored, params = self.take_stash(batch), self.state.params
         _, changed, closure = self._again(params, self.state.extra, stored.rng, stored.x, stored.labels)
         self.state = self.state._replace(extra=changed)
@@ -90,7 +90,7 @@ class ReplayStage(Stage):
 
     @property
     def key_shape(self) -> Any:
-        """The shape of the stage's random key; None if it draws nothing."""
+        """The shape of the stage's random key; None if the stage draws no random numbers."""
         return self.layout.extra.shapes.get("rng")
 
     def saved_stashes(self) -> dict[str, Any]:

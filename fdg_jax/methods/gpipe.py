@@ -1,10 +1,12 @@
-"""GPipe (Huang et al. 2019): a batch is split into micro-batches that follow one another. BP's gradient, with a bubble.
+"""GPipe (Huang et al. 2019): a batch is split into micro-batches, which pass the stages one after the other. The
+gradient is BP's, but stages idle while the pipeline fills and drains (the bubble).
 
     θ_k^{t+1} = θ_k^t - γ_t (n_1/n g_k^{t,1}(θ^t) + ... + n_M/n g_k^{t,M}(θ^t))        n_m of n examples: part m
 
-The sum of the micro-batches' gradients, each weighted by its share of the examples, is the gradient of the whole batch,
-except that a batch norm sees one micro-batch only. Deviations: activations are kept, not recomputed. The backward
-passes come in the order of the forward passes (the bubble is the same).
+The sum of the micro-batches' gradients, each weighted by its fraction of the examples, is the gradient of the whole
+batch. Only a batch norm gives another result, because it sees one micro-batch at a time.
+Deviations: activations are kept, not recomputed. The backward passes come in the order of the forward passes (the
+bubble is the same).
 """
 
 import dataclasses
@@ -29,11 +31,11 @@ class Options:
 
 
 def gpipe(K: int, micro_batches: int = 4) -> Schedule:
-    """Tick t: micro-batches (t-1)M+1..tM go forward through all stages, then backward; then comes one update.
+    """Tick t: micro-batches (t-1)M+1..tM go forward through all stages, then backward. Then each stage updates once.
 
     Arguments:
         K: number of stages.
-        micro_batches: M, parts of a batch.
+        micro_batches: M, the number of parts of a batch.
 
     Returns: the schedule.
 
@@ -56,7 +58,8 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
 
 
 def gpipe_messages(K: int) -> Messages:
-    """BP's messages and, beside the labels, the cotangent of each part's loss: the part's share of the batch."""
+    """BP's messages, and the cotangent of each micro-batch's loss, which enters at stage K. This cotangent is the
+    micro-batch's fraction of the batch."""
     ordinary = chain(K)
 
     def takes(op: Op) -> tuple[Address, ...]:

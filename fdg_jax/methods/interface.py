@@ -1,4 +1,4 @@
-"""What a file of this folder declares about its method: `METHOD = Method(name=..., summary=..., schedule=...)`."""
+"""`Method`, with which a file of this folder declares its method: `METHOD = Method(name=..., summary=..., ...)`."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +14,21 @@ PASSES: Costs = {"F": (1, 0, 0), "B": (0, 1, 0)}
 
 
 class Method(NamedTuple):
-    """What the engines need to know of a method.
+    """The definition of a method.
 
     schedule(K, **schedule_options) -> Schedule.
-    options: the file's class `Options`, where the method has options of its own (fdg_jax.options.fields). Those that
-        `schedule` names as parameters go to it, all others to the stages (`Spec.options`).
-    takes: which of "beta" and "weights" the method accepts. The pipeline itself handles these two options.
+    options: the file's class `Options`; None if the method has no options of its own (fdg_jax.options.fields). Options
+        that are parameters of `schedule` are passed to it; the stages get all others (`Spec.options`).
+    takes: which of the options "beta" and "weights" the method accepts. The pipeline itself implements these two.
     delay_line: whether a run with stashed weights is exactly BP with each stage's gradient delayed by
-        `schedule.delays` backward passes, so that one device can stand in for K.
-    same_for_every_K: whether K only changes where the work is done. The paper's warm-up for K = 3 and 4 is not for
-        such methods.
+        `schedule.delays` backward passes, so that one device can do the training of K.
+    same_for_every_K: whether K only changes where the work is done, not the result. The paper's warm-up for K = 3 and 4
+        is not used for such methods.
     words: {kind of operation: what it does} for kinds other than F and B, for drawings.
-    cost: {kind of operation: how many forward passes, backward passes and auxiliary networks of a stage it takes}
-        (Table 2); or a function of K that returns this.
-    stage: the class of its stages; None: `Stage`. places(devices) -> a Place for each stage; None: each stage is on its
-        device.
+    cost: {kind of operation: its time in (forward passes, backward passes, auxiliary networks) of a stage} (Table 2);
+        or a function of K that returns this dictionary.
+    stage: the class of the method's stages; None for `Stage`.
+    places: places(devices) -> a Place for each stage; None if each stage is on its own device.
     """
 
     name: str
@@ -60,15 +60,16 @@ class Method(NamedTuple):
         return tuple(name for name in self.declared if name in parameters)
 
     def costs(self, K: int) -> Costs:
-        """`cost` for that K."""
+        """`cost` for K stages."""
         return self.cost if isinstance(self.cost, Mapping) else self.cost(K)
 
     def is_late(self) -> bool:
-        """Whether a gradient is late with two stages and the schedule's options at their defaults."""
+        """Whether any gradient is late with two stages and the default options."""
         return any(self.schedule(2, **self.accepted({})[0]).delays)
 
     def other_weights(self, schedule: Schedule, weights: str) -> list[str]:
-        """Per stage, the setting by which its backward pass uses other weights than its forward pass; "" if none."""
+        """Per stage, the setting that makes its backward pass use other weights than its forward pass; "" if there is
+        none."""
         own = getattr(self.stage, "backward_at_other_weights", "")
         other = own or ("weights=current" if weights == "current" else "")
         return [other if own or n else "" for n in schedule.delays]
@@ -79,9 +80,9 @@ class Method(NamedTuple):
         Arguments:
             asked: name -> value; all other options have their defaults.
 
-        Returns: (all that go to its schedule, all that go to its stages).
+        Returns: (options of the schedule, options of the stages).
 
-        Raises: BadInput for an option that this method does not have, and a value that is not of its type.
+        Raises: BadInput for an option that this method does not have, or a value of the wrong type.
         """
         if unknown := [name for name in asked if name not in self.answers_to]:
             raise self.lacks(unknown[0], asked[unknown[0]])
@@ -89,11 +90,11 @@ class Method(NamedTuple):
         return {name: own[name] for name in of_schedule}, {n: own[n] for n in own if n not in of_schedule}
 
     def lacks(self, name: str, value: Any, otherwise: str = "") -> BadInput:
-        """What to raise for an option that this method does not have.
+        """The error for an option that this method does not have.
 
         Arguments:
-            name, value: of the option.
-            otherwise: what the user can do instead of leaving the option out, in words.
+            name, value: the option's name and value.
+            otherwise: another way out than to leave the option out, as text for the message.
         """
         way_out = "Leave it out"
         if name == "beta" and self.is_late():

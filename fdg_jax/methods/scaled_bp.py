@@ -1,9 +1,9 @@
-"""BP with the gradient of stage k multiplied by scale**(K-k), and no delay: what FDG's shrinking does by itself.
+"""BP with the gradient of stage k multiplied by scale**(K-k): FDG's shrinking without FDG's delay.
 
     θ_k^{t+1} = θ_k^t - γ_t scale^{K-k} g_k^t(θ^t)
 
-It is the control for FDG with beta < 1. Gradients shrink where FDG shrinks them, before weight decay and momentum, but
-none is late here. So what this method gains over BP does not come from repairing staleness.
+It is the control for FDG with beta < 1. Gradients are multiplied at the same place as in FDG, before weight decay and
+momentum, but no gradient is late. So any gain of this method over BP does not come from repairing staleness.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def scaled_bp(K: int) -> Schedule:
 
 
 class Scaled(Stage):
-    """A stage whose optimizer sees the gradient times scale**(K-k). Stage K is exempt, and scale = 1 is BP."""
+    """A stage whose optimizer sees the gradient times scale**(K-k), which is 1 for stage K. scale = 1 is BP."""
 
     def update_rule(self, spec: Spec):
         """BP's update rule, with the gradient multiplied by the factor first."""
@@ -50,7 +50,7 @@ class Scaled(Stage):
         def scaled(updates, state, params=None, **extra):
             return update(jax.tree.map(lambda leaf: factor * leaf, updates), state, params, **extra)
 
-        # Not a chain, so that a checkpoint's paths are BP's.
+        # optax.chain would change the paths in checkpoints; this keeps those of BP.
         return super().update_rule(spec._replace(optimizer=optax.GradientTransformationExtraArgs(init, scaled)))
 
 

@@ -1,1 +1,1 @@
-"""Optimizers for late gradients that optax lacks, as optax transformations that work without this library, too."""
+"""Optimizers for late gradients that optax lacks. They are optax transformations and also work without this library."""

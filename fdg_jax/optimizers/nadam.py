@@ -1,13 +1,13 @@
 """NAdam as in asynchronous Nesterov (Ajanthan et al., 2505.01099): PyTorch's NAdam, b1 = 0.99, decoupled weight decay.
 
-optax.nadam differs: its momentum is constant. Here the momentum rises with the update n = 1, 2, ...:
+The momentum of optax.nadam is constant. Here the momentum rises with the number n = 1, 2, ... of the update:
 
     mu_n = b1 (1 - 0.96^(n psi) / 2)
     step = mu_(n+1) M / (1 - mu_1 ... mu_(n+1)) + (1 - mu_n) g / (1 - mu_1 ... mu_n), over sqrt(V / (1 - b2^n)) + eps
 
-M and V are Adam's running means of g and g g. The step looks ahead by one momentum step, as Nesterov's does: therefore
-a large b1 helps against staleness. 2505.01099 also has a form without stashed weights, whose rates and momenta differ
-from stage to stage; this file does not have it. At b1 = 0.99, M is a mean over 100 updates, so short runs are slow.
+M and V are Adam's running means of g and g g. The step looks ahead by one momentum step, as Nesterov's does, so a large
+b1 helps against staleness. With b1 = 0.99, M averages over about 100 updates, so training is slow at first. 2505.01099
+also has a form without stashed weights, with different learning rates and momenta in each stage; it is not implemented.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ PSI = 0.004
 
 
 class NadamState(NamedTuple):
-    """updates: the number so far. product: of their mu_n. mu, nu: the running means of g and g g."""
+    """updates: the number of updates so far. product: mu_1 ... mu_n. mu, nu: the running means of g and g g."""
 
     updates: jax.Array
     product: jax.Array
@@ -31,9 +31,9 @@ class NadamState(NamedTuple):
 
 
 def scale_by_nadam(b1: float = 0.99, b2: float = 0.999, eps: float = 1e-8, psi: float = PSI):
-    """Transforms gradients into the step above, without learning rate, sign and weight decay.
+    """Transforms gradients into `step` of the equation above, without learning rate, sign and weight decay.
 
-    Arguments: as those of `nadam`.
+    Arguments: as for `nadam`.
     """
 
     def init(params):
@@ -73,8 +73,9 @@ def nadam(
 
     Arguments:
         learning_rate: a number, or an optax schedule.
-        b1, b2, eps: as Adam's.
-        weight_decay: decoupled, as AdamW's. mask: params -> which of them decay; None: all.
+        b1, b2, eps: as in Adam.
+        weight_decay: decoupled, as in AdamW.
+        mask: params -> a tree of booleans, which selects the parameters with weight decay; None selects all.
         psi: how fast the momentum rises; 0 keeps it at b1 / 2.
     """
     return decoupled(scale_by_nadam(b1, b2, eps, psi), learning_rate, weight_decay, mask)

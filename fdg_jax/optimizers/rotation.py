@@ -1,18 +1,18 @@
 """Basis rotation (2602.03515, Algorithms 1 and 2, two sides, second moment): Adam in the gradients' eigenbasis.
 
-It is meant for late gradients: a delay harms most where directions of large curvature lie across Adam's coordinates.
-For each rotated matrix [a, b] with gradient G
+It is meant for late gradients: a delay does most harm if directions of large curvature are not aligned with Adam's
+coordinates. For each rotated matrix [a, b] with gradient G (' is the transpose):
 
     L <- mean of G G',  R <- mean of G' G                      moving averages with b2, from zero
-    U, V: at the first gradient the eigenvectors of L and R, by falling eigenvalue; every 10 updates
-          the columns of U are sorted by falling diagonal of U' L U, and U <- QR(L U); the same for V and R
+    U, V: after the first gradient the eigenvectors of L and R, by decreasing eigenvalue; every 10 updates
+          the columns of U are sorted by decreasing diagonal of U' L U, and U <- QR(L U); the same for V and R
     M <- mean of G,  N <- mean of (U' G V)^2                   rows and columns of N are sorted with U and V
     W <- W - rate sqrt(1 - b2^n) / (1 - b1^n) U (U' M V / (sqrt(N) + eps)) V'
 
-The bases turn before the update whose gradient turned them. The form is that of the authors' code
-(github.com/joonkyoo/basis-rotation), which rotates the matrices of attention and MLP only. Embeddings, output layers
-and vectors have Adam there and here, with Adam's own place for eps. SOAP (2409.11321) turns after the update instead.
-Deviations: a kernel with more than two axes is treated as a matrix, whose columns are its last axis (the authors train
+The bases U and V change before the update by the same gradient; in SOAP (2409.11321) they change after it. The
+algorithm follows the authors' code (github.com/joonkyoo/basis-rotation), which rotates only the matrices of attention
+and MLP. Embeddings, output layers and vectors use ordinary Adam, in the authors' code and here.
+Deviations: a kernel with more than two axes is treated as a matrix whose columns are its last axis (the authors train
 no convolutions). The transformer of this library has queries, keys and values in one matrix; theirs has three.
 """
 
@@ -27,12 +27,13 @@ import optax
 from fdg_jax.optimizers.decoupled import decoupled
 
 Array = jax.Array
-# Names of embeddings and output layers: of this library's transformer, of Flax's and Hugging Face's.
+# Names of embeddings and output layers in this library's transformer, and in those of Flax and Hugging Face.
 OUTSIDE = frozenset({"table", "positions", "embedding", "scores", "head", "lm_head", "logits"})
 
 
 class Leaf(NamedTuple):
-    """The state of one array: Adam's two means; for a rotated matrix also both sides, which are () otherwise."""
+    """The state of one array. mean, square: Adam's two means. left, right: for a rotated matrix the `Side`s of U and V;
+    () for other arrays."""
 
     mean: Array
     square: Array
@@ -41,21 +42,21 @@ class Leaf(NamedTuple):
 
 
 class Side(NamedTuple):
-    """product: the mean of G G' (or G' G), [n, n]. basis: the basis vectors of this side, as columns [n, n]."""
+    """One side of a rotated matrix. product: L or R, [n, n]. basis: U or V, the basis vectors as columns [n, n]."""
 
     product: Array
     basis: Array
 
 
 class RotationState(NamedTuple):
-    """updates: the number so far. leaves: a tree like params, of `Leaf`."""
+    """updates: the number of updates so far. leaves: a tree like params, with a `Leaf` for each array."""
 
     updates: Array
     leaves: Any
 
 
 def inner_matrices(params: Any, outside: Collection[str] = OUTSIDE) -> Any:
-    """Which parameters are rotated: those of two axes or more, where no part of the name is in `outside`."""
+    """A mask of the parameters to rotate: those with two axes or more, if no part of the name is in `outside`."""
 
     def inner(path, leaf):
         return leaf.ndim > 1 and not any(getattr(part, "key", None) in outside for part in path)
@@ -70,12 +71,13 @@ def scale_by_rotation(
     every: int = 10,
     rotated: Callable[[Any], Any] = inner_matrices,
 ) -> optax.GradientTransformation:
-    """Transforms gradients into the step above, without learning rate, sign and weight decay.
+    """Transforms gradients into the step of the equations above, without learning rate, sign and weight decay.
 
     Arguments:
-        b1, b2, eps: as Adam's; b2 is that of the mean products, too.
-        every: updates between two turns of the bases.
-        rotated: params -> a tree of bool: which of them are rotated. A side of length n costs two arrays of [n, n].
+        b1, b2, eps: as in Adam; b2 is also used for L and R.
+        every: the number of updates between two changes of the bases.
+        rotated: params -> a tree of booleans, which selects the arrays to rotate. A side of length n costs two arrays
+            [n, n].
     """
 
     def init_leaf(leaf, turns):
@@ -118,11 +120,14 @@ def scale_by_rotation(
 def turned(
     side: Side, product: Array, square: Array, axis: int, n: Array, b2: float, every: int
 ) -> tuple[Side, Array]:
-    """The side with the new product, and the second moment [rows, columns] in its new coordinates.
+    """Updates one side. Returns the new side, and the second moment with rows (or columns) in the new order.
 
     Arguments:
-        product: G G' or G' G of the gradient, [n, n]. square: the second moment. axis: that of the side.
-        n: number of the update, from 1. b2, every: as in `scale_by_rotation`.
+        product: G G' or G' G of the gradient, [n, n].
+        square: the second moment [rows, columns].
+        axis: 0 for the left side, 1 for the right side.
+        n: number of the update, from 1.
+        b2, every: as in `scale_by_rotation`.
     """
     product = b2 * side.product + (1 - b2) * product
 
@@ -143,7 +148,7 @@ def turned(
 
 
 def exact(leaf: Array) -> Any:
-    """The dtype to compute in: the array's own, float32 at least. LAPACK has no QR in bfloat16."""
+    """The dtype for computations: the array's own, but at least float32, because LAPACK has no QR in bfloat16."""
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 

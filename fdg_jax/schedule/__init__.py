@@ -1,4 +1,4 @@
-"""Which stage does what at which tick, and how fast that can be: integers only, no JAX."""
+"""Schedules as integers, without JAX: which stage does what at which tick, and how fast that can be."""
 
 from fdg_jax.schedule.core import (
     Accumulation,

@@ -21,7 +21,7 @@ LARGEST = {"K": 100, "ticks": 10_000, "accumulate": 1_000, "micro_batches": 1_00
 
 
 def parser() -> Parser:
-    """The flags."""
+    """The parser of the command line."""
     made = Parser(
         prog="python -m fdg_jax.schedule",
         description="Show a method's schedule: which stage runs forward (F) and backward (B) on which batch at tick t, "
@@ -48,7 +48,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 2 for bad input."""
     given = parser().parse_args(arguments)
-    if given.method.endswith(".py"):  # imported here: a schedule of the package needs no JAX
+    if given.method.endswith(".py"):  # imported only here, because the package's own schedules need no JAX
         from fdg_jax import own_files
 
         own_files.load("method", given.method)
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_size(given: argparse.Namespace) -> None:
-    """Raises BadInput for what would take minutes and gigabytes to draw."""
+    """Raises BadInput for numbers whose drawing would take minutes and gigabytes."""
     for name, most in LARGEST.items():
         value = getattr(given, name)
         if value is not None and value > most:
@@ -74,7 +74,7 @@ def check_size(given: argparse.Namespace) -> None:
 
 
 def answer(given: argparse.Namespace) -> None:
-    """Prints the schedule, or writes the files that are asked for. Raises BadInput, ScheduleError."""
+    """Prints the schedule, or writes the files that the flags name. Raises BadInput, ScheduleError."""
     method = methods.find(given.method)
     asked = {name: getattr(given, name) for name in ("order", "accumulate", "micro_batches")}
     options = {name: value for name, value in asked.items() if value is not None}
@@ -93,7 +93,8 @@ def answer(given: argparse.Namespace) -> None:
 
 
 def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, Any]) -> None:
-    """Writes the explorer, and opens it with --open. It is imported here, because the text needs no NumPy."""
+    """Writes the explorer's page, and with --open opens it. The explorer is imported here, because it needs NumPy and
+    the printed text does not."""
     from fdg_jax.explorer import choices, measured, page
 
     choices.check_start(method, given.K, options)
@@ -106,7 +107,7 @@ def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, A
 
 
 def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options: Mapping[str, Any]) -> None:
-    """Writes the picture and the trace."""
+    """Writes the picture (--svg) and the trace (--trace)."""
     from fdg_jax.explorer import figure, timeline, trace
 
     shown = timeline.timeline(schedule, method, ticks=given.ticks)

@@ -1,16 +1,16 @@
-"""Which stage does what with which batch at which tick: a method's timing, as integers.
+"""The timing of a method as integers: which stage does what with which batch at which tick.
 
-Nothing here knows of JAX, devices or arrays. A schedule can be printed, checked and tested alone. The host loop then
-does what it says. A tick is a tuple of operations in dispatch order: `F` is a stage's forward pass on a batch, `B` its
-backward pass on a batch and the update of its weights. FDG for K = 3, backward first:
+This module does not use JAX, devices or arrays, so a schedule can be printed, checked and tested by itself. The host
+loop executes it. A tick is a tuple of operations in dispatch order. `F` is a stage's forward pass on a batch; `B` is
+its backward pass on a batch and the update of its weights. FDG for K = 3, backward first:
 
     #      t=1   2     3     4     5     6     7
     # k=1  F1    F2    F3    F4    B1F5  B2F6  B3F7     4 ticks late; first update at t = 2K-1
     # k=2        F1    F2    B1F3  B2F4  B3F5  B4F6     2 ticks late
     # k=3              F1B1  F2B2  F3B3  F4B4  F5B5     never late
 
-A tick is a function of t, not a generator with a state, so that a run can resume at any t. A schedule also says what
-each operation reads and what it sends. The host loop knows nothing else of a method.
+A tick is a function of t, not a generator with a state, so that a run can resume at any t. A schedule also says which
+messages each operation reads and sends. The host loop needs nothing else from a method.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ Accumulation = Literal["sum", "mean"]
 
 
 class Op(NamedTuple):
-    """One operation of a stage in a tick. kind: `F`, `B` or a method's own; k: the stage, 1..K; batch: 1, 2, ..."""
+    """An operation of a stage in a tick. kind: `F`, `B` or a method's own kind. k: the stage, 1..K. batch: 1, 2, ..."""
 
     kind: str
     k: int
@@ -47,11 +47,11 @@ Tick = tuple[Op, ...]
 
 
 class Messages(NamedTuple):
-    """Who sends what to whom.
+    """The messages of a schedule, by their addresses.
 
     takes(op): the messages that an operation reads.
-    gives(op): the messages that it sends.
-    enters(batch): the messages that come from outside with a batch.
+    gives(op): the messages that an operation sends.
+    enters(batch): the messages that enter the pipeline with a batch.
     """
 
     takes: Callable[[Op], tuple[Address, ...]]
@@ -64,7 +64,7 @@ def chain(K: int, local: bool = False) -> Messages:
 
     Arguments:
         K: number of stages.
-        local: whether every stage gets the labels (methods with local losses), not stage K only.
+        local: whether every stage gets the labels (for local losses), or only stage K.
     """
     labelled = range(1 if local else K, K + 1)
 
@@ -72,7 +72,7 @@ def chain(K: int, local: bool = False) -> Messages:
         k, batch = op.k, op.batch
         if op.kind == "F":
             return (Address("x", k, batch), Address("labels", k, batch)) if k in labelled else (Address("x", k, batch),)
-        return (Address("dy", k, batch),) if k < K else ()  # stage K: the loss's own cotangent is 1
+        return (Address("dy", k, batch),) if k < K else ()  # stage K: the cotangent of the loss is 1
 
     def gives(op: Op) -> tuple[Address, ...]:
         k, batch = op.k, op.batch
@@ -89,19 +89,19 @@ def chain(K: int, local: bool = False) -> Messages:
 class Schedule(NamedTuple):
     """The timing of a method for K stages.
 
-    name: the method's.
+    name: the method's name.
     K: number of stages.
     tick(t, last): the operations of tick t >= 1 in dispatch order; batch t enters at tick t. `last` is the number of
         the final batch once it is known (the drain), None while batches keep coming.
-    delays: for k = 1..K, in steady state, how many earlier batches' gradients stage k still lacks when it runs a
-        forward pass.
+    delays: for k = 1..K, how many earlier batches have gradients that stage k has not used yet when it runs a forward
+        pass in steady state.
     ticks(n): how many ticks n batches take until the last of them has updated every stage.
-    messages: what operations read and send.
+    messages: which messages operations read and send.
     accumulate: backward passes of a stage per update.
     accumulation: whether the gradients of these passes are summed or averaged.
-    micro_batches: into how many parts a batch is split; operations are then numbered by part.
-    waits: for k = 1..K, the backward passes by which stage k itself puts off the use of a gradient; (): none does.
-        `delays` counts them too.
+    micro_batches: the number of parts into which a batch is split; operations are then numbered by part.
+    waits: for k = 1..K, how many backward passes stage k itself waits before it uses a gradient; () if no stage waits.
+        `delays` includes them.
 
     Example:
         >>> [str(op) for op in bp(2).tick(1, None)]
@@ -120,12 +120,13 @@ class Schedule(NamedTuple):
     waits: tuple[int, ...] = ()
 
     def updates_late(self, k: int, batch: int) -> int:
-        """The updates that stage k makes between the forward pass of a batch (from 1) and the update by that batch."""
+        """The number of updates that stage k makes between a batch's forward pass and the update by that batch. batch:
+        from 1."""
         before = batch - 1
         return before // self.accumulate - max(0, before - self.delays[k - 1]) // self.accumulate
 
     def wait(self, k: int) -> int:
-        """The backward passes by which stage k itself puts off the use of a gradient."""
+        """How many backward passes stage k itself waits before it uses a gradient."""
         return self.waits[k - 1] if self.waits else 0
 
     @property
@@ -135,17 +136,17 @@ class Schedule(NamedTuple):
 
     @property
     def mean_staleness(self) -> tuple[float, ...]:
-        """For k = 1..K, the average staleness once the pipeline is full: it may be a fraction with `accumulate`."""
+        """For k = 1..K, the average staleness once the pipeline is full. With `accumulate` it may be a fraction."""
         return tuple(gradients / self.accumulate for gradients in self.delays)
 
     def run(self, batches: int) -> Iterator[tuple[int, Tick]]:
-        """(t, operations) of each tick of a run over that many batches, fill and drain included."""
+        """(t, operations) of each tick in a run over `batches` batches, fill and drain included."""
         for t in range(1, self.ticks(batches) + 1):
             yield t, self.tick(t, batches)
 
 
 def existing_ops(ops: Sequence[Op], last: int | None) -> Tick:
-    """Leaves out operations on batches that do not exist: below 1 (the fill), or above `last` (the drain) if given."""
+    """Leaves out operations on batches that do not exist: below 1 (in the fill), or above `last` (in the drain)."""
     return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
 
 
@@ -156,7 +157,7 @@ def check_K(K: int) -> None:
 
 
 def check_accumulation(accumulate: int, accumulation: str) -> None:
-    """Raises BadInput for fewer than one backward pass per update, and for another use of their gradients."""
+    """Raises BadInput if `accumulate` is below 1, or if `accumulation` is not known."""
     if not isinstance(accumulate, int) or accumulate < 1:
         raise BadInput(f"accumulate={accumulate!r}: an update takes a whole number of backward passes. Use 1 or more.")
     if accumulation not in ("sum", "mean"):

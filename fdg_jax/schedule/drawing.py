@@ -9,14 +9,14 @@ from fdg_jax.schedule.walk import walk
 def columns(schedule: Schedule, tick: Tick) -> list[list[str]]:
     """Splits a tick into sub-steps whose operations can run at the same time.
 
-    An operation that needs another stage's result of the same tick goes one column further right. So FDG needs one
-    column per tick and BP needs 2K-1: the drawing shows BP's locking.
+    An operation that needs another stage's result of the same tick is placed one column to the right of it. So FDG
+    needs one column per tick and BP needs 2K-1, which shows BP's locking.
 
     Returns: text [K][columns], a row for each stage.
     """
     column: dict[Op, int] = {}
     for step in (step for _, steps in walk(schedule, [(1, tick)]) for step in steps):
-        # Micro-batches go side by side, which shows the bubble. Otherwise operations of one stage share a cell.
+        # Micro-batches are placed side by side, which shows the bubble. Otherwise operations of a stage share a cell.
         after = 0 if step.previous is None else column[step.previous] + (schedule.micro_batches > 1)
         column[step.op] = max([after, *(column[sender] + 1 for sender in step.inputs)])
     width = max(column.values(), default=0) + 1
@@ -30,10 +30,10 @@ def render(schedule: Schedule, ticks: int) -> str:
     """Draws the first ticks: a column for each tick (several if stages wait for each other), a row for each stage.
 
     Arguments:
-        schedule: what to draw.
-        ticks: how many ticks, from t = 1.
+        schedule: the schedule.
+        ticks: how many ticks to draw, from t = 1.
 
-    Returns: the drawing, several lines.
+    Returns: the drawing, as several lines.
     """
     K = schedule.K
     head: list[str] = []

@@ -1,4 +1,4 @@
-"""The hardware on which the simulator runs a schedule: how long operations, messages and dispatches take."""
+"""The simulator's model of hardware: how long operations, messages and dispatches take."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.core import Address, Op
 
-Number = Any  # int, float or Fraction: whatever type the seconds are given in
+Number = Any  # int, float or Fraction: the type in which seconds are given
 
 
 class Link(NamedTuple):
-    """A link between two stages. Each direction has all of it.
+    """A link between two stages. Each direction has the full bandwidth.
 
-    latency_seconds: from the end of a transfer to the message's arrival.
+    latency_seconds: the time from the end of a transfer to the message's arrival.
     seconds_per_byte: 1 / bandwidth.
     overlaps: whether transfers run while the sending stage computes.
     """
@@ -26,7 +26,8 @@ NO_LINK = Link()
 
 
 def slowest(links: Sequence[Link]) -> Link:
-    """A link with the longest latency and the least bandwidth of these, overlapping if all do; NO_LINK of none."""
+    """A link with the longest latency and the lowest bandwidth of these links. Transfers overlap if they do on all of
+    them. NO_LINK if `links` is empty."""
     return Link(
         max((link.latency_seconds for link in links), default=0),
         max((link.seconds_per_byte for link in links), default=0),
@@ -35,26 +36,27 @@ def slowest(links: Sequence[Link]) -> Link:
 
 
 def ring_seconds(n: int, size: Number, link: Link) -> Number:
-    """How long n devices take to sum an array of `size` bytes over a ring: each sends 2(n-1) times 1/n of it."""
+    """How long n devices take to sum an array of `size` bytes over a ring (all-reduce): each device sends 1/n of the
+    array 2(n-1) times."""
     return 2 * (n - 1) * (size * link.seconds_per_byte / n + link.latency_seconds)
 
 
 class Machine(NamedTuple):
-    """How long everything takes, in seconds, and what is shared.
+    """The times of all operations, in seconds, and the resources that stages share.
 
-    seconds(kind, k): an operation of stage k. Kinds: F, B, a method's own, U (the update), and "enter" (what stage 1
-        does to a batch that comes from outside).
+    seconds(kind, k): the time of an operation of stage k. Kinds: F, B, a method's own, U (the update), and "enter"
+        (stage 1's preprocessing of an entering batch).
     size(address, op): bytes of the message that op sends to address.
-    link: what messages travel over: one link for all pairs of stages, or those between stages k and k+1 for k = 1..K-1.
+    link: one link for all pairs of stages, or a list with the links between stages k and k+1 for k = 1..K-1.
     host_seconds(kind, k): the host's time to dispatch an operation, or, for kind "send", a message of stage k.
-    run_ahead: how many losses may be unread before the host waits (fdg_jax.engine.losses); None: any number.
-    processes: for k = 1..K, the process that stage k is in; () is one process for all. Each has a host of its own.
+    run_ahead: how many losses may be unread before the host waits (fdg_jax.engine.losses); None for any number.
+    processes: for k = 1..K, the process of stage k; () if all stages are in one process. Each process has its own host.
     patient: whether the host waits for an operation's messages before it dispatches the operation (data parallel on a
         CPU).
-    cores: the cores of one machine that emulates all devices: n stages that compute on c < n cores are each n / c times
-        as slow. None: every stage has a device of its own.
-    alone(kind, k): how many times as fast an operation is while no other stage computes, as it may then use several
-        cores. Used only if `cores` is given.
+    cores: the number of cores of one machine that emulates all devices. If n stages compute on c < n cores, each is n/c
+        times as slow. None: every stage has its own device.
+    alone(kind, k): the speed-up of an operation while no other stage computes, so that it can use several cores. Used
+        only if `cores` is given.
     spread: whether every operation runs on all K devices at once (data parallel), so that all stages share one queue.
     """
 
@@ -70,23 +72,24 @@ class Machine(NamedTuple):
     spread: bool = False
 
     def between(self, k: int, j: int) -> Link:
-        """The link between stages k and j. Where they are no neighbours, it is as slow as the slowest on the way."""
+        """The link between stages k and j. If they are not neighbours, it is as slow as the slowest link between
+        them."""
         return self.link if isinstance(self.link, Link) else slowest(self.link[min(k, j) - 1 : max(k, j) - 1])
 
     def replicated(self, R: Sequence[int], gradients: Sequence[Number], within: Link) -> "Machine":
-        """This machine with R[k-1] devices for stage k, each of which computes its part of a batch.
+        """A copy of this machine in which stage k has R[k-1] devices, each of which computes a part of every batch.
 
-        The best case: an operation takes 1/R of its time, and so many links between two stages carry a message as the
-        stage with fewer devices has. Every device makes the whole update. After a backward pass the gradients are
-        summed over a ring.
+        This is the best case. An operation takes 1/R of its time. A message between two stages is spread over as many
+        links as the stage with fewer devices has devices. Every device makes the whole update. After a backward pass
+        the gradients are summed over a ring.
 
         Arguments:
-            R: the devices of stages k = 1..K.
+            R: the number of devices of each stage k = 1..K.
             gradients: bytes of each stage's gradients.
             within: the link between neighbouring devices of a stage.
 
         Raises:
-            BadInput: R and gradients are not of the same stages.
+            BadInput: R and gradients have different lengths.
         """
         if len(R) != len(gradients):
             raise BadInput(f"{len(R)} numbers of devices for K={len(gradients)} stages: give one for each stage.")
@@ -103,7 +106,7 @@ class Machine(NamedTuple):
         return self._replace(seconds=seconds, size=size)
 
     def process(self, k: int) -> int:
-        """The process whose host dispatches what stage k does."""
+        """The process whose host dispatches the operations of stage k."""
         return self.processes[k - 1] if self.processes else 0
 
 

@@ -1,15 +1,15 @@
-"""What a method could gain if communication were free: its locks and its time per batch, computed from its schedule.
+"""Derives a method's locks and its ideal time per batch from its schedule, as if communication were free.
 
-The paper prints these as Tables 1 and 2. Here they are derived. The network is split evenly into K stages: a stage's
-forward pass takes Tf/K, its backward pass Tb/K, and its auxiliary network, if it has one, takes all of Taux. An
-operation begins when its stage has finished its previous operation and the messages it reads have arrived:
+The paper prints these as Tables 1 and 2. The network is split evenly into K stages: a stage's forward pass takes Tf/K,
+its backward pass Tb/K. The auxiliary network of a stage, if it has one, takes Taux. An operation begins when its stage
+has finished the previous operation and the messages that it reads have arrived:
 
     BP, K = 2:  k=1  F5      B5      Tf + Tb      DDG:  k=1  F5B4        Tf + Tb/2 with a barrier after each tick,
                 k=2      F5B5                           k=2      F5B5    (Tf + Tb)/2 without
 
-With a barrier between ticks (`tick_time`; the paper assumes it) the time per batch is the critical path through one
-steady tick. Without a barrier (`free_time`; the host loop has none) a stage goes on with its next tick at once. Which
-of two paths is longer depends on Tf, Tb and Taux. They are compared at LENGTHS unless others are given.
+With a barrier between ticks, as the paper assumes, the time per batch is the critical path through one steady tick
+(`tick_time`). Without a barrier, as in the host loop, a stage goes on with its next tick at once (`free_time`). Which
+path is longest depends on Tf, Tb and Taux. Paths are compared at the values in LENGTHS, unless others are given.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,12 +21,12 @@ from fdg_jax.errors import ScheduleError
 from fdg_jax.schedule.core import Op, Schedule, Tick
 from fdg_jax.schedule.walk import walk
 
-# {kind of operation: how many (Tf, Tb, Taux) it takes}, see fdg_jax.methods.Method.
+# {kind of operation: its time as multiples of (Tf, Tb, Taux) of a stage}, see fdg_jax.methods.Method.
 Cost = Mapping[str, Sequence[float | Fraction]]
 
 
 class Time(NamedTuple):
-    """A time as exact coefficients of Tf, Tb and Taux; or three numbers, the values of Tf, Tb and Taux."""
+    """A time as exact coefficients of Tf, Tb and Taux. Also used for the values of Tf, Tb and Taux themselves."""
 
     Tf: Fraction
     Tb: Fraction
@@ -47,16 +47,17 @@ class Time(NamedTuple):
 ZERO = Time(*[Fraction(0)] * 3)
 # A backward pass takes as long as two forward passes; auxiliary networks are small.
 LENGTHS = Time(Fraction(1), Fraction(2), Fraction(1, 10))
-COMPARED = LENGTHS._replace(Taux=Fraction(0))  # for comparing speed-ups: auxiliary networks are free
+COMPARED = LENGTHS._replace(Taux=Fraction(0))  # for speed-ups: auxiliary networks count as free
 
 
 class Locks(NamedTuple):
-    """The paper's kinds of locking: who waits for whom within a steady tick, directly or through other operations.
+    """The paper's kinds of locking. They say whether operations wait for others within a steady tick, directly or
+    through other operations.
 
     forward: an F waits for an F of another stage.
     backward: a B waits for a B of a later stage.
     update: a B waits for an F of a later stage.
-    waits: anything waits for another stage (the paper's single Yes or No).
+    waits: some operation waits for another stage (the paper's single Yes or No).
     """
 
     forward: bool
@@ -66,7 +67,8 @@ class Locks(NamedTuple):
 
 
 def steady_tick(schedule: Schedule) -> Tick:
-    """A tick of the full pipeline. Raises ScheduleError if the next tick is not the same one batch later."""
+    """A tick of the full pipeline. Raises ScheduleError unless the next tick has the same operations, each one batch
+    later."""
     t = 4 * schedule.K + 2
     tick, following = schedule.tick(t, None), schedule.tick(t + 1, None)
     if following != tuple(op._replace(batch=op.batch + schedule.micro_batches) for op in tick):
@@ -76,7 +78,7 @@ def steady_tick(schedule: Schedule) -> Tick:
 
 def locks(schedule: Schedule) -> Locks:
     """The locks of a schedule. Raises ScheduleError if it has no steady tick."""
-    waits: dict[Op, set[Op]] = {}  # for each operation, all that must be done before it, directly or indirectly
+    waits: dict[Op, set[Op]] = {}  # for each operation, all operations that must be done before it, also indirectly
     for step in (step for _, steps in walk(schedule, [(1, steady_tick(schedule))]) for step in steps):
         direct = {*step.inputs, *([step.previous] if step.previous else [])}
         waits[step.op] = direct.union(*(waits[other] for other in direct))
@@ -96,13 +98,13 @@ def duration(schedule: Schedule, cost: Cost) -> Callable[[Op], Time]:
 
 
 def end_times(schedule: Schedule, ticks: Iterable[Tick], cost: Cost, lengths: Time) -> dict[Op, Time]:
-    """When each operation ends: the critical path to it from the beginning of the first one.
+    """When each operation ends: the length of the critical path to it, from the beginning of the first operation.
 
     Arguments:
-        schedule: whose stages and messages count.
+        schedule: the schedule, for its stages and messages.
         ticks: the operations, tick by tick.
-        cost: what a kind of operation takes, in (Tf, Tb, Taux).
-        lengths: Tf, Tb and Taux, at which paths are compared.
+        cost: the time of each kind of operation, in (Tf, Tb, Taux).
+        lengths: the values of Tf, Tb and Taux at which paths are compared.
     """
     taken = duration(schedule, cost)
     ended: dict[Op, Time] = {}
@@ -118,8 +120,7 @@ def tick_time(schedule: Schedule, cost: Cost, lengths: Time = LENGTHS) -> Time:
 
     Arguments:
         schedule: the method's schedule for one K.
-        cost: what a kind of operation takes, in (Tf, Tb, Taux).
-        lengths: Tf, Tb and Taux, at which paths are compared.
+        cost, lengths: as for `end_times`.
 
     Raises:
         ScheduleError: the schedule has no steady tick.
@@ -131,15 +132,14 @@ def tick_time(schedule: Schedule, cost: Cost, lengths: Time = LENGTHS) -> Time:
 def free_time(schedule: Schedule, cost: Cost, lengths: Time = LENGTHS) -> Time:
     """Time per batch without a barrier: a stage does its operations in dispatch order and waits only for messages.
 
-    It is how much the stages' finishing times grow per tick once the pipeline runs steadily.
+    It is the growth of the stages' finishing times per tick in the steady state.
 
     Arguments:
         schedule: the method's schedule for one K.
-        cost: what a kind of operation takes, in (Tf, Tb, Taux).
-        lengths: Tf, Tb and Taux, at which paths are compared.
+        cost, lengths: as for `end_times`.
 
     Raises:
-        ScheduleError: the pipeline does not run steadily after 8K ticks.
+        ScheduleError: the pipeline has no steady state after 8K ticks.
     """
     K, window = schedule.K, 2 * schedule.K
     at = (8 * K, 8 * K + window, 8 * K + 2 * window)

@@ -1,4 +1,4 @@
-"""What is in flight in a pipeline after t ticks, by its schedule. A saved state must hold exactly that."""
+"""Computes from a schedule what is in flight after t ticks. A saved state must contain exactly these items."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,12 @@ from fdg_jax.schedule.walk import walk
 
 
 class InFlight(NamedTuple):
-    """mail: messages that have been sent and not yet been read.
-    kept: {(stage k, kind of operation): batches that went forward there and still need that operation}.
-    passes: for k = 1..K, the backward passes that stage k has done.
+    """What is in flight in a pipeline.
+
+    mail: messages that have been sent but not yet read.
+    kept: {(stage k, kind of operation): batches that have passed forward through the stage and still need the
+        operation}.
+    passes: for k = 1..K, the number of backward passes that stage k has done.
     """
 
     mail: set[Address]
@@ -20,7 +23,8 @@ class InFlight(NamedTuple):
 def in_flight(schedule: Schedule, t: int) -> InFlight:
     """What is in flight after t ticks of a pipeline that began empty, with a new batch in each tick.
 
-    A drain finishes exactly what is in flight. So it is computed as what the drain's operations need, but do not make.
+    A drain finishes exactly what is in flight. So the result is everything that the drain's operations need but do not
+    produce themselves.
     """
     mail, forward = set[Address](), set[tuple[int, int]]()
     kept: dict[tuple[int, str], list[int]] = {}

@@ -1,4 +1,5 @@
-"""Runs a schedule on integers: which weights every operation uses, how stale each gradient is, and what is wrong."""
+"""Runs a schedule on integers, to find the weight version of every operation, the staleness of every gradient, and
+errors in the schedule."""
 
 from typing import NamedTuple
 
@@ -7,17 +8,17 @@ from fdg_jax.schedule.core import Address, Op, Schedule
 from fdg_jax.schedule.drawing import render
 from fdg_jax.schedule.walk import Step, walk
 
-MOST_BATCHES = 10_000  # which take some seconds
+MOST_BATCHES = 10_000  # a run of so many takes some seconds
 
 
 class Trace(NamedTuple):
-    """What was measured while a schedule ran, as opposed to what it declares.
+    """Measurements from a run of a schedule (not its declarations).
 
-    version[op]: the weight version (number of updates so far) that stage op.k uses in that operation.
-    tick[op]: the tick of that operation.
-    staleness[k-1]: for each batch, the updates of stage k between its forward pass and the update that it causes.
-    stashes[k-1]: the most batches that stage k keeps at the end of a tick: their forward pass has been done, their last
-        operation has not.
+    version[op]: the weight version (number of updates so far) that stage op.k uses in the operation.
+    tick[op]: the tick of the operation.
+    staleness[k-1]: for each batch, the updates of stage k between the batch's forward pass and the update by the batch.
+    stashes[k-1]: the most batches that stage k keeps at the end of a tick, between their forward pass and their last
+        operation.
     first_update[k-1]: the tick of stage k's first update.
     """
 
@@ -32,17 +33,18 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
     """Runs a schedule on integers, fill and drain included.
 
     Arguments:
-        schedule: what to run.
+        schedule: the schedule.
         batches: how many batches enter.
 
-    Returns: what was measured.
+    Returns: the measurements.
 
     Raises:
-        ScheduleError: an operation needs what does not exist, is done twice, or sends what nobody reads.
+        ScheduleError: an operation needs a message that does not exist, is done twice, or sends a message that no
+            operation reads.
     """
     K, done, version = schedule.K, dict[Op, int](), dict[Op, int]()
     updates, held, stashes, first_update = [0] * K, [0] * K, [0] * K, [0] * K
-    waiting: list[list[Op]] = [[] for _ in range(K)]  # forward passes whose gradients have not been used
+    waiting: list[list[Op]] = [[] for _ in range(K)]  # forward passes whose gradients have arrived but are not yet used
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
     last = {(op.k, op.batch): op for _, tick in schedule.run(batches) for op in tick}
     mail = set[Address]()
@@ -65,7 +67,7 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
                 updates[i] += 1
                 first_update[i] = first_update[i] or t
         stashes = [max(pair) for pair in zip(stashes, held, strict=True)]
-    for i, left in enumerate(waiting):  # what stages put off is used at the end of the drain
+    for i, left in enumerate(waiting):  # gradients that stages hold back are used at the end of the drain
         for forward in left:
             staleness[i].append(len(staleness[i]) // schedule.accumulate - version[forward])
     if mail:
@@ -75,7 +77,7 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
 
 
 def _check_step(schedule: Schedule, t: int, step: Step, mail: set[Address], done: dict[Op, int]) -> None:
-    """Raises ScheduleError if the operation's messages or its forward pass are missing, or if it was done before."""
+    """Raises ScheduleError if the operation's messages or its forward pass are missing, or if it is done twice."""
     op, forward = step.op, Op("F", step.op.k, step.op.batch)
     missing = [f"{address.what} of batch {address.batch}" for address in step.senders if address not in mail]
     if op.kind != "F" and forward not in done:
@@ -92,14 +94,14 @@ def _check_step(schedule: Schedule, t: int, step: Step, mail: set[Address], done
 def validate(schedule: Schedule, batches: int) -> Trace:
     """Checks a schedule over a whole run.
 
-    Every stage must do F and B of every batch exactly once and in order, nothing may be used before it exists, and the
-    measured staleness of every batch must be the declared one (`Schedule.updates_late`).
+    Every stage must do F and B of every batch exactly once and in order. No message may be read before it is sent. The
+    measured staleness of every batch must equal the declared one (`Schedule.updates_late`).
 
     Arguments:
-        schedule: what to check.
+        schedule: the schedule.
         batches: how many batches enter.
 
-    Returns: what was measured.
+    Returns: the measurements.
 
     Raises:
         ScheduleError: names the stage, the operation and the tick that are wrong.
@@ -123,7 +125,7 @@ def validate(schedule: Schedule, batches: int) -> Trace:
         expected = [schedule.updates_late(k, batch) for batch in range(1, parts + 1)]
         wrong = [b for b, pair in enumerate(zip(trace.staleness[k - 1], expected, strict=True)) if len({*pair}) == 2]
         if wrong:
-            b = wrong[-1]  # the last one: if the full pipeline is wrong, too, this one is from there
+            b = wrong[-1]  # the last one, which shows an error of the full pipeline if there is one
             raise ScheduleError(
                 f"{schedule.name}: the gradient of batch {b + 1} at stage k={k} has staleness "
                 f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by delays={schedule.delays}."
@@ -132,6 +134,6 @@ def validate(schedule: Schedule, batches: int) -> Trace:
 
 
 def steady_after(schedule: Schedule) -> int:
-    """A number of batches that fills the pipeline and lets it run steadily, with some updates of every stage. The
-    updates may be missing if they are thousands of batches apart."""
+    """A number of batches that fills the pipeline, reaches its steady state and, unless updates are thousands of
+    batches apart, gives every stage some updates."""
     return max(4 * schedule.K + 2, min(max(schedule.delays) + 3 * schedule.accumulate, MOST_BATCHES))

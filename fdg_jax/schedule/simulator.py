@@ -1,18 +1,18 @@
-"""How fast a schedule runs on real devices: a discrete-event simulation of stages, links and hosts.
+"""Predicts how fast a schedule runs on real devices, by a discrete-event simulation of stages, links and hosts.
 
-`fdg_jax.schedule.ideal` says what a method could gain if communication were free and stages were even. Here every
-operation takes the seconds it is given (`hardware.Machine`), a message travels over a link, the host thread of each
-process dispatches what its stages do in the schedule's order and may itself be the bottleneck, and emulated devices may
-share a few cores. Pure Python: numbers may be Fractions.
+`fdg_jax.schedule.ideal` assumes free communication and even stages. Here each operation takes a given time
+(`hardware.Machine`), and messages travel over links. The host thread of each process dispatches its stages' operations
+in the schedule's order, and may be the bottleneck. Emulated devices may share a few cores. The code is pure Python;
+numbers may be Fractions.
 
-    #  stage  does its operations in dispatch order; one begins when it has been dispatched and its messages are there
-    #  link   from stage k to stage j: one message after the other, bytes * seconds_per_byte each; a message arrives
-    #         latency_seconds later. If transfers do not overlap, they occupy the sending stage, latency included
-    #  host   dispatches one operation after the other, and stops while `run_ahead` losses are unread. A loss travels
-    #         from stage K to the other processes: it takes the latency, and no bandwidth
+    #  stage  runs its operations in dispatch order; each begins when it is dispatched and its messages are there
+    #  link   from stage k to stage j: sends one message after the other, each in bytes * seconds_per_byte; a message
+    #         arrives latency_seconds later. If transfers do not overlap, they occupy the sending stage, latency included
+    #  host   dispatches one operation after the other, and waits while too many losses (`run_ahead`) are unread. A loss
+    #         travels from stage K to the other processes; it takes the latency, but no bandwidth
 
-Not modelled: running out of memory, links that share a bus or a network card, the host thread taking a core from the
-stages.
+The simulation ignores limits of memory, links that share a bus or a network card, and the core that a host thread
+occupies.
 """
 
 import heapq
@@ -29,10 +29,10 @@ __all__ = ["NO_LINK", "Event", "Link", "Machine", "Prediction", "predict", "slow
 
 
 class Event(NamedTuple):
-    """Something that took place from `begin` to `end`, in seconds.
+    """A simulated task, which ran from `begin` to `end`, in seconds.
 
-    what: an operation's kind, "enter", "U", "send" or "loss" (from stage k to stage `to`, or its process), or "host" (a
-        dispatch for stage k).
+    what: an operation's kind; "enter"; "U" (an update); "send" (to stage `to`) or "loss" (to the process of stage
+        `to`); or "host" (a dispatch for stage k).
     """
 
     what: str
@@ -46,19 +46,17 @@ class Event(NamedTuple):
 class Prediction(NamedTuple):
     """A run in its steady state. Lists are over the stages k = 1..K.
 
-    A tick takes as long as a batch, because one batch enters at every tick.
-
-    seconds: per batch.
-    utilisation: the share of time in which a stage computes (or sends, if transfers do not overlap).
+    seconds: per batch, which is also per tick, because one batch enters at every tick.
+    utilisation: the fraction of time in which a stage computes (or sends, if transfers do not overlap).
     bubble: 1 - the mean utilisation.
     kept: the most batches that a stage keeps at a time.
-    waiting: the most bytes of messages that were on the way to a stage or waited there.
-    links: {(k, j): the share of time in which bytes go from stage k to stage j}. Latency occupies no link.
+    waiting: the most bytes of messages on the way to a stage or waiting there.
+    links: {(k, j): the fraction of time in which bytes go from stage k to stage j}. Latency does not occupy a link.
     limits: seconds per batch that the slowest stage, the busiest link and the busiest host would each need alone.
-    events: everything that happened, in dispatch order.
+    events: all events, in dispatch order.
 
-    There is no steady state if nothing bounds how far stages run ahead and a stage is slower than those before it. More
-    and more messages then wait, and `waiting` and `utilisation` hold for the simulated batches only.
+    There is no steady state if `run_ahead` is None and a stage is slower than the stages before it. Then more and more
+    messages wait, and `waiting` and `utilisation` depend on the number of simulated batches.
     """
 
     seconds: Number
@@ -78,7 +76,7 @@ class Prediction(NamedTuple):
 
 
 def run(tasks: Sequence[Task], machine: Machine) -> None:
-    """Sets when each task begins and ends. A queue works on its tasks in the order of `tasks`."""
+    """Sets the begin and the end of each task. Each queue works on its tasks in the order of `tasks`."""
     _Run(tasks, machine).complete()
 
 
@@ -90,11 +88,11 @@ class _Run:
         for task in tasks:
             self.queues.setdefault(task.queue, deque()).append(task)
         self.coming: list[tuple[Number, int, bool, Task]] = []  # (when, tie-break, a message arrives?, task)
-        self.running: list[Task] = []  # on shared cores: their speed depends on how many they are
+        self.running: list[Task] = []  # tasks on shared cores; their speed depends on their number
         self.count, self.now = 0, tasks[0].seconds * 0 if tasks else 0
 
     def complete(self) -> None:
-        """Simulates until nothing is left to do."""
+        """Simulates until no task is left."""
         for queue in list(self.queues.values()):
             self.start(queue[0])
         while self.coming or self.running:
@@ -163,10 +161,10 @@ def predict(schedule: Schedule, machine: Machine) -> Prediction:
     """Simulates a run and returns its steady state.
 
     Arguments:
-        schedule: what is run; K and everything else come from it.
-        machine: how long everything takes.
+        schedule: the schedule.
+        machine: the times of operations, links and hosts.
 
-    Returns: the prediction. Its seconds per batch are how much the finishing times of the slowest stage grow per tick.
+    Returns: the prediction. Its seconds per batch are the growth per tick of the slowest stage's finishing time.
 
     Raises:
         BadInput: a time is negative, the machine has no cores, or it has links or processes for another K.
@@ -220,14 +218,15 @@ def predict(schedule: Schedule, machine: Machine) -> Prediction:
 def steady_run(schedule: Schedule, machine: Machine) -> tuple[list[Task], dict[int, dict[int, Number]], int, int]:
     """Simulates a run until it is steady.
 
-    Returns: (its tasks, their finishing times, a, b). Between the ends of ticks a and b the run repeats itself a whole
-        number of times. If no repetition is found, ticks a to b are the last 4K + 8 (or a few more) of the run.
+    Returns: (the tasks, `finishing_times` of the tasks, a, b). From the end of tick a to the end of tick b the run
+        repeats itself a whole number of times. If no repetition is found, a and b span the last 4K + 8 ticks or a few
+        more.
     """
     K = schedule.K
-    # Any `period` successive ticks have equally many updates.
+    # Any `period` successive ticks have the same number of updates.
     period = schedule.accumulate // math.gcd(schedule.accumulate, schedule.micro_batches)
     window = -(-(4 * K + 8) // period) * period
-    fill = 4 * K + 8 + (machine.run_ahead or 0)  # a host that runs ahead of the devices fills the pipeline later
+    fill = 4 * K + 8 + (machine.run_ahead or 0)  # the steady state begins later if the host runs ahead of the devices
     longest = 8 * fill
     while True:
         tasks = tasks_of(schedule, machine, fill + window)
@@ -236,11 +235,11 @@ def steady_run(schedule: Schedule, machine: Machine) -> tuple[list[Task], dict[i
         ticks = repeats_after([finished[t] for t in range(fill, fill + window + 1)], period)
         if ticks or fill == longest:
             return tasks, finished, fill + window % (ticks or window), fill + window
-        fill *= 2  # say, two loops of waiting operations are almost equally slow
+        fill *= 2  # needed, for example, if two loops of waiting operations are almost equally slow
 
 
 def finishing_times(tasks: Sequence[Task]) -> dict[int, dict[int, Number]]:
-    """{t: {k: when stage k has finished tick t}}. Sending is not counted, even if it occupies the stage."""
+    """{t: {k: when stage k has finished tick t}}. Transfers are not included, even if they occupy the stage."""
     found: dict[int, dict[int, Number]] = {}
     for task in tasks:
         if isinstance(task.queue, int) and not task.to:
@@ -250,9 +249,9 @@ def finishing_times(tasks: Sequence[Task]) -> dict[int, dict[int, Number]]:
 
 
 def repeats_after(finished: Sequence[Mapping[int, Number]], period: int) -> int | None:
-    """The fewest ticks, a multiple of `period`, after which a run repeats itself; None if it does not.
+    """The smallest number of ticks, a multiple of `period`, after which a run repeats itself; None if it does not.
 
-    Where stages wait for messages, several short ticks may follow a long one. So the average needs whole repetitions.
+    If stages wait for messages, several short ticks may follow a long one. So an average needs whole repetitions.
 
     finished: {k: when stage k has finished a tick}, tick by tick.
     """
@@ -265,7 +264,7 @@ def repeats_after(finished: Sequence[Mapping[int, Number]], period: int) -> int 
 
 
 def peaks(moves: Iterable[tuple[Number, Number, int]], K: int) -> list[Number]:
-    """For k = 1..K, the most that there ever is at stage k. moves: (when, how much more or less, k)."""
+    """For k = 1..K, the largest amount that stage k ever has. moves: (time, change of the amount, k)."""
     now, most = [0] * (K + 1), [0] * (K + 1)
     for _, amount, k in sorted(moves):
         now[k] += amount

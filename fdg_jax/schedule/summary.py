@@ -1,4 +1,4 @@
-"""A schedule for people: its drawing, and for each stage what a run on integers measured."""
+"""Describes a schedule for people: its drawing, and a table with measurements of each stage from a run on integers."""
 
 import textwrap
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, s
     """Describes a schedule: its drawing, then for each stage delay, staleness, first update, stashes, weight versions.
 
     Arguments:
-        schedule: what to describe.
-        ticks: how many ticks to draw, by default until the pipeline is full, and one or two more.
-        words: {kind: what it does} of operations that are neither F nor B.
+        schedule: the schedule.
+        ticks: how many ticks to draw; by default until the pipeline is full, and one or two more.
+        words: {kind of operation: what it does} for kinds other than F and B.
 
-    Returns: text, several lines.
+    Returns: text of several lines.
 
     Raises:
         ScheduleError: the schedule is wrong.

@@ -1,4 +1,4 @@
-"""The tasks of the simulator: everything that stages, links and hosts do in a run, and who waits for whom."""
+"""The tasks of the simulator: everything that stages, links and hosts do in a run, and which tasks wait for which."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from fdg_jax.schedule.walk import Step, filling, walk
 class Task:
     """One entry of a queue.
 
-    what: an operation's kind, "enter", "U", "send", "loss" or "host".
-    k, batch, tick: the stage and the batch that it belongs to, and the tick of its dispatch.
-    to, size: the stage that a message goes to, and its bytes; 0 for everything else.
-    queue: what works on it: a stage's number, (k, to) for a link, or ("host", process).
-    seconds, left: how long it takes, and how much of that is left.
-    blockers: how many tasks must still end before it can begin. dependents: the tasks that wait for it.
-    latency: seconds from its end until its dependents may go on.
-    begin, end: when it ran; None before that is known.
+    what: an operation's kind, "enter", "U" (an update), "send", "loss" or "host".
+    k, batch, tick: the task's stage and batch, and the tick of its dispatch.
+    to, size: for a message, its destination stage and its bytes; 0 for other tasks.
+    queue: the queue that executes the task: a stage's number, (k, to) for a link, or ("host", process).
+    seconds, left: the task's duration, and the part of it that is left.
+    blockers: how many tasks must still end before the task can begin. dependents: the tasks that wait for this task.
+    latency: seconds from the task's end until its dependents may begin.
+    begin, end: when the task ran; None before the simulation.
     """
 
     def __init__(self, what: str, k: int, batch: int, queue: Any, seconds: Number, tick: int, to: int = 0):
@@ -31,7 +31,7 @@ class Task:
         self.end: Number = None
 
     def after(self, *tasks: "Task | None") -> None:
-        """Makes this task wait for others; None stands for a task that is not part of the run."""
+        """Makes this task wait for others; None is ignored."""
         for task in tasks:
             if task is not None:
                 self.blockers += 1
@@ -42,8 +42,8 @@ def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
     """All tasks of the first ticks, in dispatch order.
 
     Arguments:
-        schedule: what is run, with batches that keep coming.
-        machine: how long everything takes.
+        schedule: the schedule, with batches that keep coming.
+        machine: the times of operations, links and hosts.
         ticks: how many ticks.
     """
     dispatch = _Dispatch(schedule, machine)
@@ -56,7 +56,7 @@ def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
 
 
 class _Dispatch:
-    """The hosts: each walks all steps of a schedule and makes tasks for the steps of its own stages."""
+    """Makes the tasks of all stages, links and hosts, step by step through a schedule."""
 
     def __init__(self, schedule: Schedule, machine: Machine):
         self.machine = machine
@@ -64,11 +64,11 @@ class _Dispatch:
         self.arrivals: dict[Address, Task] = {}  # the task that ends when the message arrives
         self.last = {machine.process(k): k for k in range(1, schedule.K + 1)}  # the last stage of each process
         self.losses: dict[int, list[Task]] = {process: [] for process in self.last}
-        self.unread = schedule.micro_batches * (machine.run_ahead or 0)  # losses before a host waits
+        self.unread = schedule.micro_batches * (machine.run_ahead or 0)  # the most unread losses before a host waits
         self.has_host = machine.run_ahead is not None or machine.patient
 
     def compute(self, what: str, k: int, batch: int, t: int, waits: Sequence[Task | None] = ()) -> Task:
-        """Adds what a stage computes, and its dispatch by the host."""
+        """Adds a computation of a stage, and its dispatch by the host."""
         machine = self.machine
         task = Task(what, k, batch, 1 if machine.spread else k, machine.seconds(what, k), t)
         task.after(*waits)
@@ -82,13 +82,13 @@ class _Dispatch:
         return task
 
     def host(self, k: int, batch: int, seconds: Number, t: int) -> Task:
-        """Adds what the host of stage k does."""
+        """Adds a task of the host of stage k."""
         task = Task("host", k, batch, ("host", self.machine.process(k)), seconds, t)
         self.tasks.append(task)
         return task
 
     def step(self, step: Step, t: int) -> None:
-        """Adds an operation, the update after it, its messages, and the hosts' wait for an old loss."""
+        """Adds an operation, the update after it, its messages, and, for a loss, the hosts' waits for older losses."""
         op = step.op
         task = self.compute(op.kind, op.k, op.batch, t, [self.arrivals.pop(address, None) for address in step.senders])
         if step.updates:
@@ -100,7 +100,7 @@ class _Dispatch:
                 self.arrivals[address] = self.send(task, "send", address.k, self.machine.size(address, op))
 
     def read_losses(self, task: Task) -> None:
-        """Makes each host wait for the oldest loss where too many are unread. task: computes the newest."""
+        """Makes each host wait for the oldest unread loss if too many are unread. task: computes the newest loss."""
         if self.machine.run_ahead is None:
             return
         for process, losses in self.losses.items():
@@ -111,7 +111,8 @@ class _Dispatch:
                 self.host(k, task.batch, 0, task.tick).after(losses[-1 - self.unread])
 
     def send(self, task: Task, what: str, to: int, size: Number) -> Task:
-        """Adds the transfer of what a task computed. If transfers do not overlap, the stage does it, after the update.
+        """Adds the transfer of a task's result. If transfers do not overlap, the stage itself sends it, after the
+        update.
 
         Returns: the task that ends when the message has been sent; `task` itself if sending takes no time.
         """

@@ -1,7 +1,7 @@
-"""Reads a schedule operation by operation: what each one waits for, what it sends, and when weights are updated.
+"""Reads a schedule operation by operation: what each waits for, what it sends, and whether it updates weights.
 
-Whatever interprets a schedule is built on `walk`: the check on integers (`running`), the drawing, the ideal times, what
-is in flight after a tick, and the simulator. Only the host loop, which runs the operations, reads ticks by itself.
+The check on integers (`running`), the drawing, the ideal times, the batches in flight after a tick, and the simulator
+all use `walk`. Only the host loop, which executes the operations, reads ticks by itself.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,11 +14,11 @@ class Step(NamedTuple):
     """One operation of a walk.
 
     op: the operation.
-    previous: what the same stage did before it in this walk; None if this is its first operation.
-    senders: for each message that it reads, the operation of this walk that sent it; None if that happened before the
-        walk, or if the message comes from outside with its batch.
-    sends: the messages that it sends.
-    updates: whether its stage updates its weights right after it.
+    previous: the same stage's previous operation in this walk; None if `op` is the first.
+    senders: for each message that the operation reads, the operation that sent it. None if the message was sent before
+        the walk or entered with its batch.
+    sends: the messages that the operation sends.
+    updates: whether the stage updates its weights right after the operation.
     """
 
     op: Op
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
     @property
     def inputs(self) -> list[Op]:
-        """The operations of this walk whose messages it reads."""
+        """The operations of this walk whose messages the operation reads."""
         return [sender for sender in self.senders.values() if sender is not None]
 
 
@@ -37,8 +37,8 @@ def walk(schedule: Schedule, ticks: Iterable[tuple[int, Tick]]) -> Iterator[tupl
     """Walks through ticks of a schedule in dispatch order. It checks nothing (`running.validate` does).
 
     Arguments:
-        schedule: whose messages and updates count.
-        ticks: (t, operations) of each tick; `schedule.run(batches)` for a whole run, `filling` for one without end.
+        schedule: the schedule, for its messages and updates.
+        ticks: (t, operations) of each tick: `schedule.run(batches)` for a whole run, `filling` for a run without end.
 
     Returns: for each tick (t, its steps). Updates are counted from the first of these ticks.
 
