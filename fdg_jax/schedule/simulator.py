@@ -7,7 +7,7 @@ numbers may be Fractions.
 
     #  stage  runs its operations in dispatch order; each begins when it is dispatched and its messages are there
     #  link   from stage k to stage j: sends one message after the other, each in bytes * seconds_per_byte; a message
-    #         arrives latency_seconds later. If transfers do not overlap, they occupy the sending stage, latency included
+    #         arrives latency_seconds later. Transfers that do not overlap occupy the sending stage, latency included
     #  host   dispatches one operation after the other, and waits while too many losses (`run_ahead`) are unread. A loss
     #         travels from stage K to the other processes; it takes the latency, but no bandwidth
 

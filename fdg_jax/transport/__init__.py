@@ -1,1 +1,1 @@
-"""Where the stages are, and how messages get to them."""
+"""The devices of the stages, and the transport of messages between them."""

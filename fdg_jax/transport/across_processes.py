@@ -1,7 +1,7 @@
-"""The transport between processes: copies by `jax.device_put` from a device of one process to a device of another.
+"""The transport between processes: `jax.device_put` copies from a device of one process to a device of another.
 
 The processes have joined by `fdg_jax.join_processes`. Between CPUs, JAX copies through sockets. GPUs have not been
-tried. JAX counts these copies: every process has to request each of them in the same order, even if it neither sends
+tried. JAX numbers these copies, so every process must request each of them in the same order, even if it neither sends
 nor receives.
 """
 
@@ -22,16 +22,16 @@ from fdg_jax.transport.notices import Notices
 
 Tree = Any
 Listed = list[tuple[str, str, list[int]]]  # (name, dtype, shape) of each array
-MOST_BYTES = 2**30  # that are sent at once
+MOST_BYTES = 2**30  # the most bytes sent in one copy
 
 
 class AcrossProcesses:
-    """A transport for stages in several processes, as `InProcess` is for one. Only one thread may use it.
+    """The transport for stages in several processes. Its methods are those of `InProcess`. Only one thread may use it.
 
     Arguments:
-        places: of the stages k = 1..K, on devices of any process.
+        places: the places of the stages k = 1..K, on devices of any process.
         shapes: (address, sender, number of examples) -> the shapes and dtypes of a message.
-        window: how many batches' sizes are remembered: as many as can be in flight.
+        window: the number of batches whose sizes are remembered; as many as can be in flight.
 
     Raises:
         BadInput: a process has no stage, or a stage has devices of two processes.
@@ -43,7 +43,7 @@ class AcrossProcesses:
             if len(found := {device.process_index for device in place.devices}) > 1:
                 fact = f"stage k={k} has devices of the processes {', '.join(map(str, sorted(found)))}"
                 raise BadInput(f"{fact}, but must lie within one. Give it devices of one process.")
-        # Each process gets values (`tell`) on the first device of its last stage.
+        # Each process receives the values of `tell` on the first device of its last stage.
         self.told = {place.device.process_index: Place(place.device) for place in places}
         if missing := sorted(set(range(jax.process_count())) - self.told.keys()):
             raise BadInput(
@@ -56,7 +56,7 @@ class AcrossProcesses:
         self.note: Callable[[str, int, int, Tree], None] = lambda what, k, batch, message: None
 
     def watch(self, note: Callable[[str, int, int, Tree], None]) -> None:
-        """From now on, notes every message that comes from another process."""
+        """From now on, calls `note` for every message that comes from another process."""
         self.note = note
 
     def enter(self, batch: int, size: int) -> None:
@@ -79,20 +79,21 @@ class AcrossProcesses:
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:
         """Starts to copy a value of stage k to all other processes, one after the other."""
         source = Place(self.all[k].device)
-        # A count that no program has returned yet is on the host.
+        # The initial value of a count is on the host, until a program returns it.
         arrived = self.spread(source, put(value, source.device), like)
         if k not in self.places:
             self.note("a result", k, 0, arrived)
         return arrived
 
     def agree(self, refusal: BadInput | None) -> None:
-        """Sends this process's refusal to all processes, and raises the first refusal of any process in all of them."""
+        """Sends this process's error (or none) to all processes. If there are errors, raises the first in all of
+        them."""
         texts = Notices().share(str(refusal or ""))
         if first := next(filter(None, texts), ""):
             raise BadInput(first) from refusal
 
     def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Sends the arrays of each process to all others, as a list of their shapes and as bytes. It waits for them."""
+        """Sends the arrays of each process to all others, as a list of shapes and as bytes, and waits for them."""
         listed, content = packed(jax.device_get(dict(flat)))
         gathered: dict[str, Any] = {}
         for process, text in enumerate(Notices().share(json.dumps(listed))):
@@ -112,7 +113,8 @@ class AcrossProcesses:
         return arrived
 
     def spread_bytes(self, source: Place, content: bytes | None, size: int) -> bytes:
-        """Sends bytes from a device to all processes and waits for them. content: None except where the device is."""
+        """Sends bytes from a device to all processes and waits for them. content: the bytes, in the process that has
+        the device; None in the others."""
         parts = []
         for start in range(0, size, MOST_BYTES):
             like = jax.ShapeDtypeStruct((min(MOST_BYTES, size - start),), np.uint8)
@@ -127,14 +129,14 @@ def put(value: Tree, device: Any) -> Tree:
 
 
 def copy(value: Tree, like: Tree, source: Place, target: Place) -> Tree:
-    """Copies a tree of arrays [batch, ...] from one process to another. Every process has to call it.
+    """Starts to copy a tree of arrays [batch, ...] from one process to another. Every process must call it.
 
     Arguments:
-        value: the arrays, on the source; None in processes other than the source's.
+        value: the arrays, at the source; None in processes other than the source's.
         like: their shapes and dtypes.
         source, target: places in two different processes.
 
-    Returns: the copies in the target's process, which may still be under way; None in all others.
+    Returns: the copies, in the target's process; None in all other processes.
     """
     shapes, structure = jax.tree.flatten(like)
     leaves = [None] * len(shapes) if value is None else structure.flatten_up_to(value)
@@ -143,7 +145,8 @@ def copy(value: Tree, like: Tree, source: Place, target: Place) -> Tree:
 
 
 def copy_array(value: Any, like: Any, source: Place, target: Place) -> Any:
-    """Copies an array as `copy`: each part of it from a device that has it to the first one that needs it."""
+    """Copies an array as `copy` does. Each of its parts goes from a device that has the part to the first device that
+    needs it."""
     if like.dtype == jax.dtypes.float0:  # a cotangent of integers has no content
         return np.zeros(like.shape, like.dtype)
     sharding = target.of_batch(like)
@@ -151,7 +154,7 @@ def copy_array(value: Any, like: Any, source: Place, target: Place) -> Any:
     pieces = []
     for i, (index, devices) in enumerate(ends):
         _, (sender, *_) = senders[i % len(senders)]
-        # One by one: if they went together, two processes might count pieces between other devices in another order.
+        # One call for each piece: in a common call, two processes might number the pieces in different orders.
         pieces.append(jax.device_put(piece(value, like, index, sender), SingleDeviceSharding(devices[0])))
     if not is_here(target.device):
         return None
@@ -163,7 +166,7 @@ def copy_array(value: Any, like: Any, source: Place, target: Place) -> Any:
 
 @cache
 def parts(sharding: Sharding, shape: tuple[int, ...]) -> list[tuple[tuple[slice, ...], list[Any]]]:
-    """The different parts of an array: (where a part lies in the array, the devices that have it)."""
+    """The distinct parts of a sharded array: (the part's index in the array, the devices that have the part)."""
     found: dict[str, tuple[tuple[slice, ...], list[Any]]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         found.setdefault(str(index), (index, []))[1].append(device)
@@ -171,7 +174,7 @@ def parts(sharding: Sharding, shape: tuple[int, ...]) -> list[tuple[tuple[slice,
 
 
 def piece(leaf: Any, shape: Any, index: tuple[slice, ...], device: Any) -> jax.Array:
-    """A part of an array on one of its devices, from which it is sent. leaf: None if another process has it."""
+    """A part of an array, on the device that sends it. leaf: the array; None if another process has it."""
     if leaf is None:
         lengths = [len(range(n)[part]) for n, part in zip(shape.shape, index, strict=True)]
         return absent(jax.ShapeDtypeStruct(lengths, shape.dtype), device)
@@ -182,12 +185,12 @@ def piece(leaf: Any, shape: Any, index: tuple[slice, ...], device: Any) -> jax.A
 
 
 def absent(like: Any, device: Any) -> jax.Array:
-    """An array on a device of another process. In this process, only its shape and dtype are known."""
+    """Stands in for an array on a device of another process: this process knows only its shape and dtype."""
     return jax.make_array_from_single_device_arrays(like.shape, SingleDeviceSharding(device), [], dtype=like.dtype)
 
 
 def packed(arrays: Mapping[str, Any]) -> tuple[Listed, bytes]:
-    """(the names, dtypes and shapes of arrays, their bytes one after the other)."""
+    """Packs arrays: (their names, dtypes and shapes; their concatenated bytes)."""
     plain = {name: np.asarray(array) for name, array in arrays.items()}
     listed = [(name, array.dtype.name, list(array.shape)) for name, array in plain.items()]
     return listed, b"".join(array.tobytes() for array in plain.values())

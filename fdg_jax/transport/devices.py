@@ -1,4 +1,4 @@
-"""Which device each stage is on: accelerators if there are any, otherwise emulated CPU devices."""
+"""Chooses the devices of the stages: accelerators if there are any, otherwise emulated CPU devices."""
 
 import math
 import numbers
@@ -16,11 +16,11 @@ from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import jax_internals
 from fdg_jax.machine.placement import processes_of_stages
 
-BATCH_AXES = "data", "fsdp"  # the axes of a mesh over which a batch is cut
+BATCH_AXES = "data", "fsdp"  # the axes of a mesh over which a batch is sharded
 
 
 def emulate_cpu(K: int) -> None:
-    """Makes JAX emulate at least K devices on a CPU, one for each stage. It does nothing where JAX has accelerators.
+    """Makes JAX emulate at least K devices on a CPU, one for each stage. It has no effect if JAX has accelerators.
 
     Call it before JAX computes anything. Later it can only warn.
 
@@ -28,7 +28,7 @@ def emulate_cpu(K: int) -> None:
         K: number of devices, 1 or more.
 
     Raises:
-        BadInput: K is something else.
+        BadInput: K is not an integer of 1 or more.
 
     Example:
         >>> import fdg_jax
@@ -64,7 +64,7 @@ def request_cpu_devices(K: int, exactly: bool = False) -> bool:
 
 
 def check_no_mesh() -> None:
-    """Raises BadInput within jax.set_mesh: JAX would have every program run on all devices of that mesh."""
+    """Raises BadInput within jax.set_mesh, because JAX would run every program on all devices of that mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         fact = f"jax.set_mesh is in force, with the axes {dict(mesh.shape)}, and a stage runs on a device of its own"
@@ -72,7 +72,7 @@ def check_no_mesh() -> None:
 
 
 def for_each(R: int | Sequence[int], K: int) -> list[int]:
-    """The devices of each stage k = 1..K. R: of all, or of each."""
+    """The number of devices of each stage k = 1..K. R: one number for all stages, or a number for each."""
     return [R] * K if isinstance(R, int) else list(R)
 
 
@@ -81,16 +81,17 @@ def stage_devices(K: int, here: bool = False, R: int | Sequence[int] = 1) -> tup
 
     Arguments:
         K: number of stages, 1 or more.
-        here: whether all of them are to be in this process, even if others have joined it.
-        R: devices of each stage, or of stages k = 1..K.
+        here: whether all devices are to be in this process, even if other processes have joined it.
+        R: the number of devices of each stage, or a list for stages k = 1..K.
 
-    Returns: (the devices of each stage k = 1..K, one after the other, a warning if stages share devices, else "").
+    Returns: (the devices of stage 1, then those of stage 2, ... in one list; a warning if stages share devices, else
+        "").
 
     Raises:
         BadInput: JAX finds no device.
     """
     n = sum(for_each(R, K))
-    request_cpu_devices(n)  # if it is too late, the devices that exist are used
+    request_cpu_devices(n)  # if JAX has already started, the existing devices are used
     try:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds of errors if a requested platform is missing
@@ -109,11 +110,11 @@ def stage_devices(K: int, here: bool = False, R: int | Sequence[int] = 1) -> tup
 
 
 def devices_of_processes(K: int, R: int | Sequence[int] = 1) -> list[Any]:
-    """The devices of each stage k = 1..K, one after the other, where several processes have joined: neighbouring stages
-    share a process. R: how many each stage has, or stages k = 1..K.
+    """The devices of stage 1, then those of stage 2, ... in one list, if several processes have joined. Neighbouring
+    stages share a process. R: the number of devices of each stage, or a list for stages k = 1..K.
 
-    A process that emulates the devices of all stages computes stage k where a single process would. A process with
-    fewer devices computes its first stage on its first ones.
+    A process that emulates the devices of all stages computes stage k on the same device number as a single process
+    would. A process with fewer devices gives its first stage its first devices.
     """
     processes, ends = processes_of_stages(K, jax.process_count()), [0, *accumulate(for_each(R, K))]
     found = []
@@ -125,11 +126,11 @@ def devices_of_processes(K: int, R: int | Sequence[int] = 1) -> list[Any]:
 
 
 class Place:
-    """Where a stage is: on one device. `MeshPlace` is one on several devices.
+    """The place of a stage: one device. A `MeshPlace` has several devices.
 
-    device: where the host sends a stage's inputs.
+    device: the device to which the host sends the stage's inputs.
     devices: all devices of the stage.
-    parts: into how many parts a batch is cut.
+    parts: the number of parts into which a batch is sharded.
     """
 
     parts = 1
@@ -142,7 +143,8 @@ class Place:
     def put_weights(self, tree: Any, like: Any = None) -> Any:
         """Starts to copy a tree of arrays without a batch axis to the stage; returns the copies.
 
-        like: on several devices, a tree of arrays (or shapes) that are cut in the same way; by default the tree itself.
+        like: on several devices, a tree of arrays (or shapes) whose shardings the copies get; by default the tree
+            itself.
         """
         return self._put_tree(tree)
 
@@ -151,30 +153,31 @@ class Place:
         return self._put_tree(tree)
 
     def of_batch(self, leaf: Any) -> Any:
-        """How an array [batch, ...] lies here, as a JAX sharding."""
+        """The JAX sharding of an array [batch, ...] at this place."""
         return SingleDeviceSharding(self.device)
 
     def cut(self, tree: Any) -> Any:
-        """The arrays [batch, ...] of a program that is being traced, laid out as `put_batch` does."""
+        """Shards traced arrays [batch, ...] in a program as `put_batch` shards arrays."""
         return tree
 
     def results(self, shapes: Sequence[Any]) -> dict[str, Any]:
-        """Arguments of `jax.jit` that say where a program's results lie. shapes: of each; None leaves it open."""
+        """Arguments of `jax.jit` for the shardings of a program's results. shapes: trees of the results' shapes with
+        shardings; None leaves the sharding of a result to JAX."""
         return {}
 
     def _put_tree(self, tree: Any) -> Any:
-        # A single array, as most messages are, needs no tree: it costs the host 2 µs less.
+        # Most messages are a single array. Skipping jax.tree.map for it saves the host 2 µs.
         return self._put(tree) if isinstance(tree, jax.Array | np.ndarray) else jax.tree.map(self._put, tree)
 
 
 class MeshPlace(Place):
-    """A place on several devices, those of a mesh. A batch is cut along its first axis, over the mesh's axes "data" and
-    "fsdp", or over all of its axes if it has neither. If these do not divide it, every device computes the whole batch,
-    which is exact but no faster. Weights are on every device, except those that already lie on parts of this mesh
-    (fdg_jax.stages.sharded).
+    """The place of a stage on the devices of a mesh. The first axis of a batch is sharded over the mesh's axes "data"
+    and "fsdp", or over all axes if the mesh has neither. If `parts` does not divide the batch size, every device
+    computes the whole batch, which is exact but no faster. Weights are copied to every device, except weights that are
+    already sharded over this mesh (fdg_jax.stages.sharded).
 
     mesh: the mesh.
-    parts: into how many parts a batch is cut.
+    parts: the number of parts into which a batch is sharded.
     """
 
     def __init__(self, mesh: Mesh):
@@ -195,10 +198,11 @@ class MeshPlace(Place):
     def put_batch(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays [batch, ...] to the stage, a part to each device; returns the copies.
 
-        On a CPU it waits for the arrays first, so that few programs are under way. An all-reduce among emulated devices
-        blocks one thread per device until all have arrived. There are as many threads as devices (or cores, if these
-        are more). If too many programs are under way on a device, launching the next one blocks a thread, too. Then too
-        few threads are left, and the training hangs. This was seen on 2 cores for 8 devices, within 40 batches.
+        On a CPU it first waits for the arrays, so that few programs run at a time. Otherwise the training can hang: an
+        all-reduce among emulated devices blocks one thread per device until all devices have arrived, and XLA has only
+        as many threads as devices (or cores, if there are more cores). If too many programs are queued on a device,
+        launching the next one blocks a thread, too, so too few threads are left. This happened with 8 devices on 2
+        cores within 40 batches.
         """
         if self.waits:
             jax.block_until_ready(tree)

@@ -1,9 +1,9 @@
 """Waits at the coordinator's port until all processes of a run have come, before JAX's own service listens there.
 
-JAX ends a process by SIGABRT if another process does not come. It also shares a port at which another run listens, and
-a foreign process with the number of one of the run's processes ends that run. So process 0 first listens itself: it
-greets every process that connects, reads its number, and lets all go on when they are complete. A process that is not
-greeted has not found its own run, and sends nothing.
+JAX alone is not safe here. It ends a process by SIGABRT if another process does not come. It listens even at a port
+that another run uses, and a foreign process with the number of one of the run's processes ends the run. So process 0
+first listens itself: it greets every process that connects, reads the process's number, and lets all processes go on
+when they are complete. A process sends nothing until it has been greeted, because it may have reached another program.
 """
 
 import contextlib
@@ -14,29 +14,29 @@ from threading import Lock, Thread
 
 from fdg_jax.errors import BadInput, reason
 
-GREETING, GO, REFUSED = b"fdg_jax\n", b"go\n", b"no\n"  # the words of process 0
+GREETING, GO, REFUSED = b"fdg_jax\n", b"go\n", b"no\n"  # the lines that process 0 sends
 LOOK_SECONDS = 0.2  # between two attempts to connect
-ANSWER_SECONDS = 5.0  # for a greeting
-STRANGE_SECONDS = 15.0  # how long something else may listen there, such as process 0 of a run that is ending
+ANSWER_SECONDS = 5.0  # the longest wait for a greeting
+STRANGE_SECONDS = 15.0  # how long another program may listen at the port, such as process 0 of a run that is ending
 OWN_PORT = "Give each run a port of its own, which process 0 can listen at, and each process its own number."
-LONGEST = 20  # bytes of a number
+LONGEST = 20  # the most bytes of a line
 ACCEPT_SECONDS = 0.05  # between two checks of process 0 for new numbers
 
 
 class Absent(Exception):
-    """Not all processes have come in time; the text says which."""
+    """Some processes have not come in time. The message says which."""
 
 
 def gather(coordinator: str, process: int, processes: int, seconds: float) -> None:
     """Returns when all processes have called it.
 
     Arguments:
-        coordinator: IPv4 address and port, which process 0 can listen at.
+        coordinator: IPv4 address and port at which process 0 can listen.
         process, processes: the number of this process, from 0, and the number of processes.
         seconds: how long to wait for the others.
 
     Raises:
-        BadInput: another program has the port, or another process has this one's number.
+        BadInput: another program uses the port, or another process has the number of this process.
         Absent: the time is over.
     """
     host, _, port = coordinator.rpartition(":")
@@ -45,8 +45,8 @@ def gather(coordinator: str, process: int, processes: int, seconds: float) -> No
 
 
 def receive(place: tuple[str, int], _: int, processes: int, until: float) -> None:
-    """Process 0: greets the others, and lets them go on together. A thread listens to each connection, so that a
-    foreign process that sends nothing delays no other."""
+    """Process 0: greets the other processes, and lets them go on together. Each connection has its own thread, so that
+    a foreign process that sends nothing does not delay the others."""
     with contextlib.ExitStack() as held:
         try:
             listening = held.enter_context(socket.create_server(place))  # connections of an earlier run do no harm
@@ -63,13 +63,13 @@ def receive(place: tuple[str, int], _: int, processes: int, until: float) -> Non
                 other = held.enter_context(listening.accept()[0])
                 Thread(target=hear, args=(other, until, range(1, processes), here, lock), daemon=True).start()
         for other in here.values():
-            with contextlib.suppress(OSError):  # it is gone, which JAX will notice
+            with contextlib.suppress(OSError):  # the process has ended, which JAX will notice
                 other.sendall(GO)
 
 
 def hear(other: socket.socket, until: float, numbers: range, here: dict[int, socket.socket], lock: Lock) -> None:
-    """Greets a process that has connected, and adds it to those that are here by the number that it sends. If it sends
-    anything else, it is disconnected."""
+    """Greets a process that has connected, reads its number and adds it to `here`. A process that sends no number, or
+    an unexpected one, is disconnected."""
     with contextlib.suppress(OSError):
         other.sendall(GREETING)
         said = line(other, until).strip()
@@ -85,15 +85,15 @@ def hear(other: socket.socket, until: float, numbers: range, here: dict[int, soc
 
 def has_left(other: socket.socket) -> bool:
     """Whether a waiting process has closed its connection, because it has ended."""
-    return bool(select.select([other], [], [], 0)[0])  # it sends nothing while it waits
+    return bool(select.select([other], [], [], 0)[0])  # readable only at the end, because a waiting process is silent
 
 
 def come(place: tuple[str, int], process: int, processes: int, until: float) -> None:
-    """A process other than 0: sends its number, and waits until all have come."""
-    strange = 0.0  # since when something else listens there
+    """A process other than 0: sends its number, and waits until all processes have come."""
+    strange = 0.0  # since when another program has been listening at the port; 0 if none
     while (left := until - time.monotonic()) > 0:
         with contextlib.suppress(OSError), socket.create_connection(place, timeout=min(ANSWER_SECONDS, left)) as way:
-            if way.getsockname() == way.getpeername():  # where nobody listens, TCP can connect a port with itself
+            if way.getsockname() == way.getpeername():  # TCP can connect a port with itself if nobody listens
                 continue
             if line(way, min(until, time.monotonic() + ANSWER_SECONDS)) == GREETING:
                 strange = 0.0
@@ -114,8 +114,8 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
 
 
 def line(way: socket.socket, until: float) -> bytes:
-    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError, which is one, once time `until` is
-    over, even if bytes keep arriving."""
+    """Receives a line of at most LONGEST bytes. Raises OSError if the connection fails, and TimeoutError once the time
+    `until` has passed, even if bytes keep arriving."""
     said = b""
     while not said.endswith(b"\n") and len(said) < LONGEST:
         if (left := until - time.monotonic()) <= 0:

@@ -1,4 +1,4 @@
-"""What a transport is: it knows where the stages are, and takes messages to them. Here within one process."""
+"""The transport within one process. A transport knows where the stages are, and copies messages to them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,17 +11,18 @@ Tree = Any
 
 
 class InProcess:
-    """Takes messages to stages that are all in this process. `across_processes.py` has the same methods for several.
+    """Copies messages to stages that are all in this process. `AcrossProcesses` has the same methods for several
+    processes.
 
     Every process walks the same schedule and calls these methods for every message between stages, in the same order,
-    whether it has one of the two stages or not. It passes None for messages that it does not have.
+    even if it has neither of the two stages. It passes None for messages that it does not have.
 
     Arguments:
-        places: of the stages k = 1..K.
+        places: the places of the stages k = 1..K.
 
     Attributes:
-        places: where the stages of this process are, {k: place}.
-        here: the place where `tell` puts what it returns.
+        places: the places of the stages in this process, {k: place}.
+        here: the place of the values that `tell` returns.
     """
 
     def __init__(self, places: Sequence[Place]):
@@ -29,18 +30,15 @@ class InProcess:
         self.here = places[-1]
 
     def watch(self, note: Callable[[str, int, int, Tree], None]) -> None:
-        """From now on, notes every message that comes from another process.
+        """From now on, calls `note` for every message that comes from another process.
 
         Arguments:
-            note: note(what, k, batch, message) is called when the message is requested. k: the stage that sends it.
-                batch: 0 if it belongs to none, or to an evaluation.
+            note: note(what, k, batch, message), called when the message is requested. k: the stage that sends it.
+                batch: the message's batch; 0 if it belongs to an evaluation or to no batch.
         """
 
     def enter(self, batch: int, size: int) -> None:
-        """Says that the messages of a batch (of a micro-batch, where a batch is split) have `size` examples.
-
-        Batch 0 is that of an evaluation.
-        """
+        """Says that the messages of a batch (or micro-batch) have `size` examples. Batch 0 is one of an evaluation."""
 
     def send(self, address: Address, message: Tree, sender: Op | None) -> Tree:
         """Starts to copy a message to stage `address.k`. It does not wait.
@@ -48,9 +46,10 @@ class InProcess:
         Arguments:
             address: the address.
             message: a tree of arrays [batch, ...]; None if the sender is in another process.
-            sender: the operation that sends it; None if it enters from outside, in the process of stage `address.k`.
+            sender: the operation that sends it; None for a message that enters with a batch, in the process of stage
+                `address.k`.
 
-        Returns: the copy, to be put into the mail; None if stage `address.k` is in another process.
+        Returns: the copy, for the host loop's mail; None if stage `address.k` is in another process.
         """
         return self.places[address.k].put_batch(message)
 
@@ -58,29 +57,30 @@ class InProcess:
         """Starts to copy a small value of stage k, such as a loss, to every process. It does not wait.
 
         Arguments:
-            k: the stage that has it.
+            k: the stage that has the value.
             value: a tree of arrays; None if stage k is in another process.
-            like: its shapes and dtypes.
+            like: the value's shapes and dtypes.
 
         Returns: the copy in this process.
         """
         return value
 
     def agree(self, refusal: BadInput | None) -> None:
-        """Raises in every process what one of them refuses. Between processes it waits for all.
+        """If a process has an error, raises it in every process. With several processes it waits for all of them.
 
         Arguments:
-            refusal: what this process refuses; None if nothing.
+            refusal: this process's error; None if there is none.
 
         Raises:
-            BadInput: a process refuses.
+            BadInput: a process has an error.
         """
         if refusal:
             raise refusal
 
     def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Joins what the processes have, {name: array} with different names. Between processes it waits for all.
+        """Merges the dictionaries {name: array} of all processes, which have different names. With several processes it
+        waits for all of them.
 
-        Returns: the same in every process.
+        Returns: the merged dictionary, in every process.
         """
         return dict(flat)

@@ -1,4 +1,4 @@
-"""Joins several processes into one pipeline, on one host or on several: `jax.distributed`, set up for it."""
+"""Joins several processes, on one host or on several, into one pipeline by `jax.distributed`."""
 
 import os
 import socket
@@ -15,10 +15,10 @@ from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import gathering
 from fdg_jax.transport.devices import for_each, request_cpu_devices
 
-HEARTBEAT_SECONDS = 60  # after so long without a sign of life, a process counts as dead
-JOINING_SECONDS = 120  # for all processes to come
+HEARTBEAT_SECONDS = 60  # a process counts as dead after this time without a heartbeat
+JOINING_SECONDS = 120  # the longest wait for all processes to join
 TOO_LATE = "JAX has already started, or has been joined. Join the processes once, before anything makes an array."
-TRANSFER_BYTES = 4 * 2**20  # of a buffer of the sockets between CPUs; JAX's default is far larger
+TRANSFER_BYTES = 4 * 2**20  # the size of a buffer for the sockets between CPUs; JAX's default is far larger
 
 
 def join_processes(
@@ -30,30 +30,33 @@ def join_processes(
     detect: bool = False,
     R: int | Sequence[int] = 1,
 ) -> None:
-    """Joins this process with the others of a pipeline. Call it before JAX computes anything, in every process.
+    """Joins this process with the other processes of a pipeline. Call it in every process, before JAX computes
+    anything.
 
-    Afterwards `Pipeline` spreads its stages over the processes. Each process must then make the same calls in the same
-    order, even those that only report: `params`, `state`, `staleness`, `updates`, `refused` and the hashes wait for all
-    processes. Every process makes the initial weights of all stages, and keeps those of its own stages.
+    Afterwards `Pipeline` distributes its stages over the processes. Each process must then make the same calls in the
+    same order. This includes `params`, `state`, `staleness`, `updates`, `refused` and the hashes, which wait for all
+    processes. Every process computes the initial weights of all stages, but keeps only those of its own stages.
 
-    A process that ends by an exception exits at once, without its `atexit` functions: in these, JAX would wait for the
-    other processes, which wait for this one. `sys.exit` does run them: call `jax.distributed.shutdown` before it.
+    A process that ends by an exception exits at once, without running its `atexit` functions. In these functions JAX
+    would wait for the other processes, which wait for this one. `sys.exit` does run them, so call
+    `jax.distributed.shutdown` first.
 
-    Nothing that is exchanged is encrypted or authenticated: use addresses of a private network.
+    The messages are neither encrypted nor authenticated: use addresses of a private network.
 
     Arguments:
         coordinator: IPv4 address and port at which process 0 listens, e.g. "10.0.0.1:1234".
         process: this process's number, from 0.
         processes: number of processes.
         K: number of stages.
-        address: the IPv4 address at which other processes reach this one; None: that of the interface that leads to
-            the coordinator.
-        detect: whether the scheduler that has started this process decides which of its GPUs it uses.
-        R: number of devices of each stage, or of stages k = 1..K. On CPUs every process emulates all of them.
+        address: the IPv4 address at which other processes reach this one; None for the address of the interface that
+            leads to the coordinator.
+        detect: whether the scheduler that has started this process decides which GPUs the process uses.
+        R: the number of devices of each stage, or a list for stages k = 1..K. On CPUs every process emulates the
+            devices of all stages.
 
     Raises:
         BadInput: an argument is wrong, another program listens at the coordinator's port, or JAX has already started.
-        Absent: the others have not come within two minutes.
+        Absent: the other processes have not come within two minutes.
     """
     host = check_coordinator(coordinator)
     address = address_towards(host) if address is None else address
@@ -73,19 +76,20 @@ def join_processes(
         set_up(sum(for_each(R, K)), address, transfers)
         gathering.gather(coordinator, process, processes, JOINING_SECONDS)
         initialize(coordinator, process, processes, detect)
-        held.detach()  # it stays open, for JAX listens at the port only when the first array is copied
+        held.detach()  # the port stays reserved, because JAX listens at it only when the first array is copied
     sys.excepthook = leave_at_once
 
 
 def set_up(devices: int, address: str, transfers: str) -> None:
-    """Sets JAX's options for so many devices of all stages.
+    """Sets JAX's options for several processes.
 
-    transfers: address and port at which it is to listen for copies.
+    devices: the number of devices of all stages. address: the IPv4 address of this process. transfers: address and port
+    at which JAX is to listen for copies of arrays.
 
     Raises: BadInput if JAX has already started.
     """
     started = jax_internals.has_started() or jax.distributed.is_initialized()
-    # Each process emulates as many CPU devices as one for all stages would: XLA's thread pools are then as large.
+    # Each process emulates as many CPU devices as a single process would, so that XLA's thread pools have equal sizes.
     if started or not request_cpu_devices(devices, exactly=True):
         raise BadInput(TOO_LATE)
     jax.config.update("jax_cross_host_transfer_socket_address", transfers)
@@ -104,17 +108,17 @@ def initialize(coordinator: str, process: int, processes: int, detect: bool) -> 
             coordinator_bind_address=coordinator,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             initialization_timeout=JOINING_SECONDS,
-            # Otherwise a scheduler that has started this process would choose its GPU, even if nobody asked for that.
+            # By default, a scheduler that has started this process would choose its GPU, even with detect=False.
             cluster_detection_method=None if detect else "deactivate",
         )
     except RuntimeError as error:
-        if type(error) is not RuntimeError:  # a JaxRuntimeError: the others did not come, say
+        if type(error) is not RuntimeError:  # a JaxRuntimeError, for example because other processes did not come
             raise
         raise BadInput(TOO_LATE) from error
 
 
 def detected() -> tuple[str, int, int]:
-    """The settings from the scheduler that has started this process: SLURM, Open MPI or Kubernetes.
+    """Reads the settings of the scheduler that has started this process: SLURM, Open MPI or Kubernetes.
 
     Returns: (coordinator as IPv4 address and port, number of processes, number of this process).
 
@@ -133,7 +137,8 @@ def detected() -> tuple[str, int, int]:
 
 
 def address_towards(host: str) -> str:
-    """This host's own address on the way to another one. Nothing is sent. Raises BadInput where there is no way."""
+    """The address of this host's interface that leads to another host. Nothing is sent. Raises BadInput if the other
+    host cannot be reached."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         try:
             way.connect((host, 9))
@@ -143,7 +148,7 @@ def address_towards(host: str) -> str:
 
 
 def check_coordinator(coordinator: str) -> str:
-    """The coordinator's IPv4 address. Raises BadInput unless it has one and a port."""
+    """The IPv4 address in `coordinator`. Raises BadInput unless `coordinator` is an IPv4 address with a port."""
     host, _, listening = coordinator.rpartition(":")
     if not (is_ip(host) and listening.isdecimal() and 0 < int(listening) < 2**16):
         raise BadInput(f"coordinator {coordinator!r} is no IPv4 address with a port. Write it like 10.0.0.1:1234.")
@@ -151,8 +156,8 @@ def check_coordinator(coordinator: str) -> str:
 
 
 def check_address(address: str, host: str) -> None:
-    """Raises BadInput unless `address` is an IPv4 address, and either both it and the coordinator's address `host` are
-    loopback addresses or neither is."""
+    """Raises BadInput unless `address` is an IPv4 address. Also raises it if exactly one of `address` and the
+    coordinator's address `host` is a loopback address."""
     if not is_ip(address):
         raise BadInput(f"address {address!r} is no IPv4 address. Give one: a host name may stand for several.")
     if IPv4Address(address).is_loopback != IPv4Address(host).is_loopback:
@@ -161,7 +166,7 @@ def check_address(address: str, host: str) -> None:
 
 
 def leave_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Prints an error and ends the process, in the place of `sys.excepthook`. The exit code is 2 for bad input."""
+    """Replaces `sys.excepthook`: prints the error and ends the process. The exit code is 2 for bad input."""
     try:
         sys.__excepthook__(kind, error, trace)
         sys.stdout.flush()

@@ -1,6 +1,7 @@
-"""Short texts that joined processes leave for each other at the coordination service of `jax.distributed`.
+"""Exchanges short texts between joined processes through the coordination service of `jax.distributed`.
 
-They are for what is agreed on now and then, such as the settings and where a training stops. Arrays never go this way.
+The texts are for rare agreements, such as on the settings, or on the step at which a training stops. Arrays are not
+sent this way.
 """
 
 import itertools
@@ -15,27 +16,27 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_internals
 
 PREFIX = "fdg_jax"
-SHARED = itertools.count()  # calls of `share` in this process
+SHARED = itertools.count()  # counts the calls of `share` in this process
 
 
 class Notices:
-    """The texts of this program by their names. Any thread may use it."""
+    """The texts of this program by their names. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self.client: Any = jax_internals.coordination_client()
 
     def put(self, name: str, text: str) -> None:
-        """Leaves a text, which replaces an earlier one of that name."""
+        """Stores a text. It replaces an earlier text of the same name."""
         self.client.key_value_set(f"{PREFIX}/{name}", text, allow_overwrite=True)
 
     def wait(self, name: str, seconds: float) -> str | None:
         """Waits for a text.
 
         Arguments:
-            name: its name.
+            name: the text's name.
             seconds: how long to wait.
 
-        Returns: the text; None if it has not come by then.
+        Returns: the text; None if it has not come in this time.
 
         Raises:
             JaxRuntimeError: the coordination service cannot be reached.
@@ -48,8 +49,8 @@ class Notices:
             raise
 
     def share(self, text: str) -> list[str]:
-        """Returns the texts of the processes 0, 1, ... in every process. It waits however late a process is: the
-        process lives as long as its heartbeats come. All processes make these calls in the same order."""
+        """Returns, in every process, the texts of the processes 0, 1, ... It waits without a limit, because JAX ends
+        the program if the heartbeats of a process stop. All processes must make these calls in the same order."""
         number = next(SHARED)
         self.put(f"all {number}/{jax.process_index()}", text)
         found: list[str] = []
@@ -60,13 +61,13 @@ class Notices:
 
 
 def check_same(facts: Mapping[str, str]) -> None:
-    """Compares the processes' settings. Every process has to call it.
+    """Compares the processes' settings. Every process must call it.
 
     Arguments:
-        facts: the settings by name. Other settings are not compared.
+        facts: the settings to compare, by name.
 
     Raises:
-        BadInput: a process has other settings than process 0. Every process raises this error.
+        BadInput: the settings of a process differ from those of process 0. Every process raises this error.
     """
     found = [json.loads(text) for text in Notices().share(json.dumps(dict(facts)))]
     if difference := first_difference(found):
@@ -74,7 +75,7 @@ def check_same(facts: Mapping[str, str]) -> None:
 
 
 def first_difference(found: list[dict[str, str]]) -> str:
-    """A sentence on the first setting in which a process differs from process 0; "" if they all agree.
+    """A sentence about the first setting in which a process differs from process 0; "" if all processes agree.
 
     Arguments:
         found: the settings of the processes 0, 1, ...
