@@ -1,7 +1,7 @@
-"""What can be chosen in the explorer: the methods, the values of their options, K, and how long things take.
+"""The choices that the explorer offers: methods, values of their options, K, and times of operations.
 
-The page has every schedule that can be chosen, and computes when the operations of a schedule run. Times are multiples
-of the forward pass of an ordinary stage.
+The page contains every schedule that can be chosen; its script computes when the operations of a schedule run. Times
+are multiples of the forward pass of an ordinary stage.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,11 +24,12 @@ NUMBERS: Mapping[str, tuple[int, ...]] = {"accumulate": (1, 2, 3, 4), "micro_bat
 
 
 class Times(NamedTuple):
-    """How long things take, in forward passes of an ordinary stage on a whole batch.
+    """The times of operations and messages. The unit is a forward pass of an ordinary stage on a whole batch.
 
-    backward: a backward pass and its update.
-    link: sending a batch's activations to the next stage, or their gradient back. One direction sends one at a time.
-    slow, factor: stage `slow` takes `factor` times as long for everything. slow is 0 for no such stage.
+    backward: the time of a backward pass and its update.
+    link: the time to send a batch's activations to the next stage, or their gradient back. Each direction of a link
+        sends one message at a time.
+    slow, factor: all operations of stage `slow` take `factor` times as long; slow = 0 means no stage.
     """
 
     backward: int = 2
@@ -38,9 +39,9 @@ class Times(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A method, with values of the options that change its schedule.
+    """A method with chosen values of the options that change its schedule.
 
-    options: name -> value, of the options that can be chosen.
+    options: name -> value.
     """
 
     method: Method
@@ -51,12 +52,12 @@ class Variant(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in the page's tables."""
+        """The variant's name in the page's tables."""
         return ",".join([self.method.name, *(str(value) for value in self.options.values())])
 
 
 def offered(option: Option) -> tuple[Any, ...]:
-    """The values of an option that the page offers, the default among them."""
+    """The values of an option that the page offers. They include the default."""
     if option.kind is bool:
         return (False, True)
     found = choices(option.kind) or NUMBERS.get(option.name, ())
@@ -65,7 +66,7 @@ def offered(option: Option) -> tuple[Any, ...]:
 
 def choosable(method: Method) -> dict[str, tuple[Any, ...]]:
     """The options of a method that change its schedule, with the values that the page offers. An option is left out if
-    the method refuses one of its values with the defaults of the others, as the page has every combination."""
+    the method refuses one of these values, because the page has every combination of values."""
     found = {}
     for name in method.schedule_options:
         kinds = {told(Variant(method, {name: value}), 3) for value in offered(method.declared[name])}
@@ -75,7 +76,8 @@ def choosable(method: Method) -> dict[str, tuple[Any, ...]]:
 
 
 def told(variant: Variant, K: int) -> tuple[Any, ...] | None:
-    """What distinguishes variants: a steady tick, delays, updates and parts. None if the variant refuses that K."""
+    """Facts in which schedules of variants differ: a steady tick, delays, accumulation and micro-batches. None if the
+    variant refuses K."""
     try:
         schedule = variant.schedule(K)
     except BadInput:
@@ -90,14 +92,14 @@ def variants(method: Method) -> list[Variant]:
 
 
 def everything() -> Iterator[tuple[Method, list[Variant]]]:
-    """All methods, each with its variants. Raises BadInput if a user's method file is unfinished."""
+    """Yields all methods, each with its variants. Raises BadInput if a method's file cannot be used."""
     for name in methods.names():
         method = methods.find(name)
         yield method, variants(method)
 
 
 def ticks_shown(schedule: Schedule) -> int:
-    """How many ticks the page shows: enough to fill the pipeline, and to show how a late gradient comes back.
+    """How many ticks the page shows: enough to fill the pipeline and to show when a late gradient is used.
 
     With micro-batches, a batch fills and drains the pipeline within a tick, so fewer ticks take the same time.
     """
@@ -106,7 +108,7 @@ def ticks_shown(schedule: Schedule) -> int:
 
 
 def check_start(method: Method, K: int, options: Mapping[str, Any]) -> None:
-    """Raises BadInput if the page cannot open with this K or these options, because it does not have them."""
+    """Raises BadInput if the page does not offer this K or these values of options, so it cannot open with them."""
     if K not in STAGES:
         raise BadInput(f"--K {K}: the page has K up to {STAGES[-1]}. The text, --svg and --trace take any K.")
     on_page = choosable(method)

@@ -1,7 +1,7 @@
-"""A schedule as a picture: a row for each stage, below it the versions of its weights, and an arc that explains both.
+"""Draws a schedule as an SVG picture: a row for each stage, the versions of its weights, and an arc.
 
-The arc goes from the stalest backward pass to the forward pass of the same batch. The SVG file needs no other file, and
-its colours follow the reader's light or dark background.
+The arc goes from the stalest backward pass to the forward pass of the same batch, and shows how late the gradient is.
+The SVG file needs no other file, and its colours follow the reader's light or dark background.
 """
 
 import io
@@ -14,8 +14,8 @@ from fdg_jax.pages import charts
 from fdg_jax.pages.charts import LIGHT
 
 SCALE, ROW, HEIGHT, STRIP, LEFT, TOP = 26, 66, 26, 12, 76, 44
-LETTER = 5.2  # about the width of a letter of the legend, in pixels
-COLOURS = {"F": "c0", "B": "c1"}  # by kind of operation; c3 for all other kinds
+LETTER = 5.2  # the approximate width of a letter in the legend, in pixels
+COLOURS = {"F": "c0", "B": "c1"}  # by kind of operation; all other kinds have c3
 
 
 def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], spread: bool = False) -> str:
@@ -23,22 +23,22 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str],
 
     Arguments:
         shown: the operations.
-        title: the text above.
+        title: the title above the picture.
         K: number of stages.
         words: {kind of operation: what it does} for kinds other than F and B.
-        spread: whether all devices work on every stage together (data parallel), so that gaps are not waiting times.
+        spread: whether all devices work on every stage together (data parallel). Gaps are then not waiting times.
     """
     return charts.document(drawn(shown, title, K, words, spread), title)
 
 
 def element(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str]) -> str:
-    """Draws operations as `figure` does, as an element of a page that has the palette."""
+    """Draws operations as `figure` does, but as an SVG element for a page that defines the palette."""
     return charts.element(drawn(shown, title, K, words, False), title, "schedule")
 
 
 def drawn(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], spread: bool) -> str:
     """matplotlib's SVG, in pixels."""
-    # All rows end where the first one runs out of operations. Rows without operations do not count.
+    # All rows end where the first row runs out of operations. Rows without any operations are ignored.
     end = float(min(max(op.end for op in shown if op.k == k) for k in {op.k for op in shown}))
     late = stalest([op for op in shown if op.end <= end])
     shown = [op._replace(end=min(op.end, Fraction(end))) for op in shown if op.begin < end]
@@ -59,7 +59,7 @@ def drawn(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], 
 
 
 def box(axes: Any, colour: str, x: float, y: float, width: float, height: float, word: str = "", on: str = "on"):
-    """A box with a word in it."""
+    """Draws a box with a word in it."""
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((x, y), width, height, color=LIGHT[colour], lw=0))
@@ -72,7 +72,7 @@ def across(time: float) -> float:
 
 
 def row(axes: Any, shown: Sequence[Shown], k: int, end: float, late: Shown | None) -> None:
-    """The operations of stage k, and the versions of its weights."""
+    """Draws the operations of stage k, and the versions of its weights."""
     y = TOP + (k - 1) * ROW + 14
     axes.text(12, y + 17, f"stage {k}")
     box(axes, "idle", LEFT, y, end * SCALE, HEIGHT)
@@ -94,9 +94,9 @@ def row(axes: Any, shown: Sequence[Shown], k: int, end: float, late: Shown | Non
 
 
 def arc(axes: Any, late: Shown, own: Sequence[Shown]) -> None:
-    """The arc from a backward pass to the forward pass of its batch, and the numbers of the updates in between.
+    """Draws the arc from a backward pass to the forward pass of its batch, and numbers the updates in between.
 
-    own: the operations of its stage.
+    late: the backward pass. own: the operations of its stage.
     """
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
@@ -114,7 +114,7 @@ def arc(axes: Any, late: Shown, own: Sequence[Shown]) -> None:
 
 
 def legend(late: Shown | None, words: Mapping[str, str], spread: bool) -> list[str]:
-    """Two lines that say what is drawn."""
+    """The two lines below the picture that explain it."""
     grey = "all devices work on another stage" if spread else "the device waits"
     first = [f"F4, B4: forward and backward pass of batch 4. Grey: {grey}. Below: versions of the weights."]
     first += [f"{kind}: {said}." for kind, said in words.items()]

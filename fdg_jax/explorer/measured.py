@@ -1,4 +1,4 @@
-"""Reads what `benchmarks.timeline` measured, to lay it over what the simulator predicted for the same run."""
+"""Reads a run that `benchmarks.timeline` measured. The explorer shows it over the simulator's prediction."""
 
 import math
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 from fdg_jax import strict_json
 from fdg_jax.errors import BadInput
 
-MOST = 20_000  # events on the page
+MOST = 20_000  # the most events on the page
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The measured and the predicted operations of a file timeline.json.
+    """The measured and the predicted operations in a file timeline.json.
 
-    Returns: {"title": what ran, "rows": number of stages, "measured": [[what, k, batch, begin, end], ...] in ms,
-        "predicted": the same}.
+    Returns: {"title": a description of the run, "rows": number of stages, "measured": [[what, k, batch, begin, end],
+        ...] in ms, "predicted": a list in the same form}.
 
     Raises:
         BadInput: the file cannot be read, or is not one of `benchmarks.timeline`.
@@ -32,7 +32,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parsed(found: Any) -> dict[str, Any]:
-    """What `read` returns, from the file's content. Raises KeyError, TypeError or ValueError for another file."""
+    """Converts the content of the file to the result of `read`. Raises KeyError, TypeError, ValueError, AttributeError
+    or OverflowError if the file has another form."""
     events = found["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     made: dict[str, list[list[Any]]] = {"measured": [], "predicted": []}

@@ -1,5 +1,5 @@
-/* Draws the schedules that Python has written down (fdg_jax/explorer/tables.py), in the times of simulate.js. No order of
-   operations and no version of weights is decided here. Names become text nodes, never HTML. */
+/* Draws the schedules from fdg_jax/explorer/tables.py, with the times from simulate.js. The order of operations and the
+   versions of weights come from Python. Names become text nodes, never HTML. */
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -34,8 +34,8 @@ const kind = (op) => ("FB".includes(op.kind) ? op.kind : "S");
 const state = { K: 3, backward: 1, link: 0, slow: 0, factor: 1, now: null, panels: [], chosen: null };
 const methodOf = (panel) => data.methods.find((method) => method.name === panel.method);
 
-/** "F1.1:0 F2.1:0|B1.1:0!" -> the operations of each tick; B1.9:8! is stage 1's backward pass of batch 9, before which it has
-    made 8 updates, and which ends with one. */
+/** "F1.1:0 F2.1:0|B1.1:0!" -> the operations of each tick. B1.9:8! is stage 1's backward pass of batch 9, after 8 updates of
+    the stage; ! means that it ends with an update. */
 function read(text) {
   return text.split("|").map((tick) => tick.split(" ").map((word) => {
     const [, kind, k, batch, version, updates] = /^([A-Za-z]+)(\d+)\.(\d+):(\d+)(!?)$/.exec(word);
@@ -43,7 +43,7 @@ function read(text) {
   }));
 }
 
-/** Everything about a panel's method at the present choices. Times are in forward passes. */
+/** The schedule of a panel's method with the current choices. Times are in forward passes. */
 function picture(panel) {
   const { K, backward, link, slow, factor } = state;
   const schedule = data.schedules[`${[panel.method, ...methodOf(panel).options.map((o) => panel.options[o.name])].join(",")} ${K}`];
@@ -63,7 +63,7 @@ function picture(panel) {
 
 let pictures = [], views = [], horizon = 1, scale = 24;
 
-/** Draws everything anew, after a choice. */
+/** Redraws everything after a choice. */
 function redraw() {
   pictures = state.panels.filter((panel) => panel.method).map(picture);
   const atEnd = state.now === null || state.now >= horizon;
@@ -113,7 +113,7 @@ class View {
     this.listen();
   }
 
-  /** What is said of the method above its picture. */
+  /** The text about the method above its picture. */
   verdict() {
     const { busy, seconds, mean, method } = this.p, late = Math.max(...mean);
     const share = busy.reduce((a, b) => a + b, 0) / busy.length;
@@ -125,7 +125,7 @@ class View {
     return [make("b", {}, said + (late ? `up to ${plural(late, "update")} late. ` : "never late. ")), `${method.summary}.${together}${beside}`];
   }
 
-  /** The hatching of time in which a device waits. Each picture has its own, as ids are unique in a page. */
+  /** The hatching of time in which a device waits. Each picture has its own pattern, because ids are unique in a page. */
   pattern() {
     const id = this.index ? "hatch-2" : "hatch";
     const stripes = draw("pattern", { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
@@ -148,10 +148,10 @@ class View {
     return words;
   }
 
-  /** The operations of a stage and the versions of its weights. Returns [element, begin, end, operation]. */
+  /** Draws the operations of a stage and the versions of its weights. Returns [element, begin, end, operation]. */
   row(ops, width) {
     const k = ops[0].k, y = HEAD + (k - 1) * ROW, made = [];
-    const hatched = this.p.spread ? "elsewhere" : "wait"; // where all devices share every stage, none waits beside one
+    const hatched = this.p.spread ? "elsewhere" : "wait"; // if all devices share every stage, none of them waits
     this.svg.append(draw("rect", { class: hatched, x: 0, y, width, height: OP, style: this.index && !this.p.spread ? "fill:url(#hatch-2)" : "" }));
     let begin = 0, version = 0;
     for (const op of [...ops.filter((each) => each.updates), { end: horizon, last: true }]) {
@@ -250,7 +250,7 @@ class View {
   }
 }
 
-/** Whether stages wait for one another within a tick, and what a barrier between ticks would cost. */
+/** Says whether stages wait for one another within a tick, and what a barrier between ticks would cost. */
 function waitWords(p) {
   if (p.ops.length === 1 || p.waits === undefined) return "";
   if (!p.waits) return "No stage waits for another within a tick.";
@@ -260,7 +260,7 @@ function waitWords(p) {
   return `Within a tick stages wait for one another${cost}`;
 }
 
-/** The batches that a stage keeps at a time: their forward pass has ended, their last operation has not. */
+/** The batches that a stage keeps at a time, between the end of their forward pass and the end of their last operation. */
 function keptAt(ops, ends, now) {
   return ops.filter((op) => op.kind === "F" && op.end <= now + 1e-9 && ends.get(op.batch) > now + 1e-9).map((op) => op.batch);
 }
@@ -271,9 +271,9 @@ function between(p, op) {
   return row.slice(row.indexOf(op.forward), row.indexOf(op)).filter((each) => each.updates);
 }
 
-/* ---------- what is chosen in the timeline ---------- */
+/* ---------- the chosen batch in the timeline ---------- */
 
-/** Chooses a batch at a stage. follow: whether the picture scrolls there. */
+/** Chooses a batch at a stage. follow: whether the picture scrolls to it. */
 function choose(panel, k, batch, follow = false) {
   const op = views[panel]?.backwards(k).find((each) => each.batch === batch);
   if (!op) return;
@@ -281,7 +281,7 @@ function choose(panel, k, batch, follow = false) {
   views.forEach((view, i) => view.arc(i === panel ? op : null));
   const { scroll } = views[panel], x = op.end * scale, from = op.forward.begin * scale - 8;
   const room = scroll.clientWidth - (scroll.scrollWidth - horizon * scale) - 16; // beside the labels
-  // Its end is seen, and where there is room its forward pass, too.
+  // The end of the backward pass must be visible; its forward pass too, if there is room.
   if (follow) scroll.scrollLeft = Math.max(0, x - room, Math.min(scroll.scrollLeft, from));
   const used = op.forward.version, now = op.version, crossed = between(views[panel].p, op);
   const word = crossed.length > 1 ? "updates by the backward passes of batches" : "update by the backward pass of batch";
@@ -293,7 +293,7 @@ function choose(panel, k, batch, follow = false) {
     meanwhile, make("b", {}, crossed.length ? `${plural(now - used, "update")} late` : "not late"), ".");
 }
 
-/** Keeps what was chosen if it is still there; else the first backward pass with full lateness in the steady state. */
+/** Keeps the chosen batch if it still exists; else chooses the first backward pass with full staleness in the steady state. */
 function chooseDefault() {
   const old = state.chosen;
   if (old && views[old.panel]?.backwards(Math.min(old.k, state.K)).some((op) => op.batch === old.batch)) {
@@ -316,7 +316,7 @@ function showTime() {
   for (const view of views) view.at(state.now);
 }
 
-/** Goes to a time, and scrolls there. */
+/** Sets the current time, and scrolls to it. */
 function setTime(time, follow = true) {
   state.now = Math.min(horizon, Math.max(0, time));
   showTime();
@@ -324,7 +324,7 @@ function setTime(time, follow = true) {
   if (follow && (x > scroll.scrollLeft + room || x < scroll.scrollLeft)) scroll.scrollLeft = Math.max(0, x - room * 0.6);
 }
 
-/** The next time at which an operation ends, or with direction -1 the last one before. */
+/** The next time at which an operation ends; with direction -1, the previous one. */
 function neighbour(direction) {
   const ends = pictures.flatMap((p) => p.ops.flat().map((op) => op.end)).filter((end) => end <= horizon);
   const ahead = ends.filter((end) => (end - state.now) * direction > 1e-6);
@@ -352,7 +352,7 @@ function play() {
   playing = requestAnimationFrame(frame);
 }
 
-/* ---------- in short ---------- */
+/* ---------- the cards with a summary ---------- */
 
 function card(title, strong, ...text) {
   return make("div", { class: "card" }, make("h3", {}, title), make("strong", {}, strong), make("p", {}, ...text));
@@ -401,7 +401,7 @@ function costWords(p) {
     make("a", { href: "#h-play", style: "color:var(--accent)" }, "Try it below.")];
 }
 
-/* ---------- what can be chosen ---------- */
+/* ---------- the choices ---------- */
 
 /** A slider with its value in words. */
 function slider(id, title, max, value, words, changed, min = 0) {
@@ -422,7 +422,7 @@ function select(id, title, values, value, changed) {
   return make("label", { class: "field", for: id }, title, input);
 }
 
-/** The choices of one picture: a method and its options. They stand above it, and stay while it is drawn anew. */
+/** The controls of one picture: a method and its options. They stay when the picture is redrawn. */
 function panelChoices(index) {
   const panel = state.panels[index];
   const known = data.methods.filter((method) => method.stages.includes(state.K)).map((method) => [method.name, call(method.name)]);
@@ -478,7 +478,7 @@ const LOWEST = 0.003, HIGHEST = 4; // learning rates, times h
 const rateAt = (i) => LOWEST * (HIGHEST / LOWEST) ** (i / 100);
 const placeOf = (rate) => 100 * Math.log(Math.min(HIGHEST, Math.max(LOWEST, rate)) / LOWEST) / Math.log(HIGHEST / LOWEST);
 
-/** w, update by update, for a rate times h: the recurrence of fdg_jax/explorer/quadratic.py. */
+/** w after each update, by the recurrence of fdg_jax/explorer/quadratic.py. rate: learning rate times h. */
 function trained(late, rate, momentum, updates) {
   const w = [1];
   for (let t = 0, v = 0; t < updates; t++) {
@@ -522,7 +522,7 @@ function playground() {
   curve(trained(late, own, momentum, 120), trained(0, own, momentum, 120), late);
 }
 
-/** Draws w over the updates: with late gradients, and with ones that are not. */
+/** Draws w over the updates, with late gradients and with gradients that are not late. */
 function curve(late, fresh, n) {
   const width = Math.max(240, $("curve").clientWidth), height = 230, top = 2.4, left = 26;
   const x = (t) => left + t * (width - left - 6) / (late.length - 1), y = (w) => height / 2 - Math.max(-9, Math.min(9, w)) / top * (height / 2 - 12);

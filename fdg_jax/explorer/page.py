@@ -1,4 +1,4 @@
-"""The explorer: one HTML file that needs no other, with its data, its style and its script inside."""
+"""Makes the explorer: one HTML file that contains its data, its style and its script, and needs no other file."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | N
     """The page as HTML text.
 
     Arguments:
-        start: what is chosen when it opens: "method", "K" and options of the method.
+        start: the initial choices: "method", "K" and options of the method.
         measured: a measured run, as `measured.read` returns it.
 
     Raises:
@@ -32,5 +32,5 @@ def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | N
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand inside a <script> element: no text in it can end the element or begin a comment."""
+    """JSON for the inside of a <script> element: no text in it can end the element or begin a comment."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

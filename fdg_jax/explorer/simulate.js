@@ -1,7 +1,7 @@
 "use strict";
-/* When the operations of a schedule run, for times that a reader chooses. Without shared cores and hosts a run is a longest
-   path: an operation begins when its stage is free and its messages are there. That this is what fdg_jax/schedule/simulator.py
-   says is tested. Times are whole units (fdg_jax/explorer/timeline.py), so that sums are exact. */
+/* Computes when the operations of a schedule run, with times that a reader chooses. An operation begins when its stage is
+   free and its messages are there; shared cores and hosts are not modelled. A test compares the results with
+   fdg_jax/schedule/simulator.py. Times are whole units (fdg_jax/explorer/timeline.py), so that sums are exact. */
 
 /** The operations of tick t, counted from 1, while batches keep coming. */
 function tickOf(schedule, t) {
@@ -10,7 +10,7 @@ function tickOf(schedule, t) {
 }
 
 /** The operations of the first ticks, with `begin` and `end`, and when each stage has finished each tick.
-    took(kind, k): the units of an operation. message: those of a message from one stage to another, one at a time. */
+    took(kind, k): the duration of an operation, in units. message: the duration of a message; a link sends one at a time. */
 function run(schedule, took, message, ticks) {
   const free = {}, arrived = {}, ended = Array(schedule.K).fill(0), finished = [], ops = [];
   for (let t = 1; t <= ticks; t++) {
@@ -30,7 +30,7 @@ function run(schedule, took, message, ticks) {
   return { ops, finished };
 }
 
-/** The units of a tick once the run is steady: the mean over the fewest ticks after which it repeats itself. */
+/** The duration of a tick in the steady state, in units: the mean over the fewest ticks after which the run repeats itself. */
 function pace(schedule, took, message) {
   const first = schedule.parts > 1 ? 4 : 4 * schedule.K + 8; // with micro-batches a tick is a whole batch
   for (let fill = first; ; fill *= 2) {
@@ -43,9 +43,9 @@ function pace(schedule, took, message) {
   }
 }
 
-/** A schedule in time, in forward passes of an ordinary stage: its operations, those of a batch, and each stage's share of work.
-    lengths: {kind: [units of an ordinary stage, of stage K]}. link: forward passes of a message. slow: a stage that takes
-    `factor` times as long; 0 for none. */
+/** The times of a schedule, in forward passes of an ordinary stage. Returns ops: its operations; seconds: the time per batch;
+    busy: the fraction of time in which each stage works. lengths: {kind: [units at an ordinary stage, at stage K]}. link: the
+    time of a message. slow: a stage that takes `factor` times as long; 0 for none. */
 function timed(schedule, lengths, link, slow, factor) {
   const { K, unit, parts, spread } = schedule;
   const took = (kind, k) => lengths[kind][k === K ? 1 : 0] * (k === slow ? factor : 1);

@@ -1,8 +1,8 @@
-"""All that the page can show, as one object for its script: every schedule that can be chosen, tick by tick.
+"""Makes the data of the explorer's page, as one object for its script: every schedule that can be chosen, tick by tick.
 
 An operation is a word such as `B1.9:8!`: the backward pass of stage 1 on batch 9, after 8 updates of the stage; `!`
 means that the operation ends with an update. Ticks are separated by `|`. The page computes when the operations run
-(simulate.js). Many schedules have the same operations, so a table refers to these texts by number.
+(simulate.js). Many schedules have the same operations, so each distinct text is stored once and referred to by number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,16 @@ from fdg_jax.schedule.walk import filling, walk
 
 
 class Tables:
-    """Collects the page's tables. ticks: {a schedule's operations as a text: the number of this text}."""
+    """Collects the page's tables. ticks: {text with a schedule's operations: the text's number}. schedules: {variant
+    and K: facts about the schedule}."""
 
     def __init__(self) -> None:
         self.ticks: dict[str, int] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
 
     def add(self, variant: Variant, K: int) -> bool:
-        """Adds a variant with K stages. Returns False if it refuses K. Raises BadInput if its schedule is wrong."""
+        """Adds a variant with K stages. Returns False if the variant refuses K. Raises BadInput if its schedule is
+        wrong."""
         try:
             schedule = variant.schedule(K)
         except BadInput:
@@ -66,12 +68,12 @@ class Tables:
 
 
 def word(op: Op, version: int, used: int, updates: bool) -> str:
-    """An operation in the form that the page reads."""
+    """An operation as a word, in the form that the page reads."""
     return f"{op.kind}{op.k}.{op.batch}:{version}{'!' * updates}"
 
 
 def repetition(schedule: Schedule, ticks: int) -> tuple[int, int]:
-    """(p, n): after tick `ticks`, each tick repeats the one p ticks earlier, with batch numbers that are n larger."""
+    """(p, n): after tick `ticks`, each tick equals the tick p ticks earlier, with batch numbers increased by n."""
 
     def tick(t: int, more: int = 0) -> list[Op]:
         return [op._replace(batch=op.batch + more) for op in schedule.tick(t, None)]
@@ -84,7 +86,8 @@ def repetition(schedule: Schedule, ticks: int) -> tuple[int, int]:
 
 
 def sends(schedule: Schedule, ticks: int) -> dict[str, list[tuple[str, int, int]]]:
-    """{"F1": [(kind, k, n), ...]}: the operations that read the messages of F at stage 1, on batches n later."""
+    """{"F1": [(kind, k, n), ...], ...}: the operations that read the messages of F at stage 1. An entry (kind, k, n)
+    means that stage k's operation on the batch n later reads one."""
     readers: dict[Op, list[tuple[str, int, int]]] = {}
     for _, steps in walk(schedule, filling(schedule, ticks)):
         for step in steps:
@@ -93,13 +96,14 @@ def sends(schedule: Schedule, ticks: int) -> dict[str, list[tuple[str, int, int]
     found: dict[str, list[tuple[str, int, int]]] = {}
     for op, to in readers.items():
         name = f"{op.kind}{op.k}"
-        found[name] = max(found.get(name, []), to, key=len)  # the last messages have not been read by all
+        found[name] = max(found.get(name, []), to, key=len)  # at the end, some messages have not been read yet
     return found
 
 
 def within_a_tick(schedule: Schedule, method: Method) -> dict[str, Any]:
-    """Whether a stage waits for another within a steady tick; and the time per batch with a barrier between ticks, for
-    each value of BACKWARD, in forward passes of a stage (even stages, free sending). {} if ticks differ."""
+    """waits: whether a stage waits for another within a steady tick. barrier: for each value of BACKWARD, the time per
+    batch with a barrier between ticks, even stages and free communication, in forward passes of a stage. {} if there is
+    no steady tick."""
     try:
         waits, K, cost = locks(schedule).waits, schedule.K, method.costs(schedule.K)
     except ScheduleError:
@@ -109,11 +113,11 @@ def within_a_tick(schedule: Schedule, method: Method) -> dict[str, Any]:
 
 
 def about(method: Method, made: Sequence[Variant], stages: Sequence[int]) -> dict[str, Any]:
-    """What the page says about a method, and the options that can be chosen."""
+    """Facts about a method for the page, and the options that can be chosen."""
     options = choices.choosable(method)
     auxiliary = any(three[2] for three in method.costs(2).values())
-    # Feedback weights, local losses and synthetic gradients give other gradients than BP's, late or not; the last two
-    # only below stage K.
+    # Feedback weights, local losses and synthetic gradients give other gradients than BP, even if they are not late;
+    # the last two only below stage K.
     down, other = (getattr(method.stage, name, usual) for name, usual in
                    (("cotangent_down", True), ("backward_at_other_weights", "")))  # fmt: skip
     return {
@@ -132,10 +136,10 @@ def about(method: Method, made: Sequence[Variant], stages: Sequence[int]) -> dic
 
 
 def tables(start: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Everything that the page shows.
+    """All data of the page.
 
     Arguments:
-        start: what is chosen when the page opens: "method", "K" and options of the method.
+        start: the initial choices: "method", "K" and options of the method.
 
     Raises:
         BadInput: the schedule of a method, or its file, is wrong.

@@ -1,4 +1,4 @@
-"""A schedule as a drawing needs it: every operation with its times, its weights and the update it makes.
+"""Prepares a schedule for a drawing: every operation with its times, its weight version, and whether it updates.
 
 The times come from the simulator, and the versions of the weights from a run on integers. The page computes the same
 numbers (simulate.js).
@@ -18,7 +18,7 @@ from fdg_jax.schedule.simulator import run
 from fdg_jax.schedule.tasks import Task, tasks_of
 from fdg_jax.schedule.walk import walk
 
-PARTS = 4  # of a forward pass: all times that can be chosen are whole numbers of these
+PARTS = 4  # all times that can be chosen are multiples of 1/4 of a forward pass
 
 
 class Shown(NamedTuple):
@@ -26,7 +26,7 @@ class Shown(NamedTuple):
 
     kind, k, batch: which operation this is.
     begin, end: when it runs, in forward passes.
-    version: how many updates the stage has made before this operation.
+    version: the number of updates that the stage has made before this operation.
     used: for a backward pass, the version that the forward pass of the same batch used; otherwise equal to `version`.
     updates: whether the stage updates its weights when this operation ends.
     """
@@ -42,7 +42,7 @@ class Shown(NamedTuple):
 
 
 def unit(schedule: Schedule, cost: Costs) -> int:
-    """How many units of time a forward pass of a whole batch has, so that every operation has a whole number."""
+    """The time units in a forward pass of a whole batch: enough that every operation takes a whole number of them."""
     below = [Fraction(n).limit_denominator(10**6).denominator for three in cost.values() for n in three]
     return PARTS * schedule.micro_batches * lcm(*below)
 
@@ -69,9 +69,9 @@ def whole(number: Fraction) -> int:
 
 
 def machine_at(schedule: Schedule, method: Method, at: Times) -> Machine:
-    """The simulator's machine for one choice of times, which are whole units.
+    """The simulator's machine for one choice of times, in whole units.
 
-    Where all devices work on every stage together (data parallel), nothing is sent from stage to stage.
+    If all devices work on every stage together (data parallel), messages between stages take no time.
     """
     cost, spread = method.costs(schedule.K), method.places is not None
     taken, message = durations(schedule, cost, at.backward), at.link * unit(schedule, cost) / schedule.micro_batches
@@ -90,7 +90,7 @@ def machine_at(schedule: Schedule, method: Method, at: Times) -> Machine:
 
 
 def tasks_at(schedule: Schedule, method: Method, at: Times, ticks: int) -> list[Task]:
-    """The tasks of the first ticks with their times in units, as the simulator has them."""
+    """The simulator's tasks of the first ticks, with their times in units."""
     made = machine_at(schedule, method, at)
     tasks = tasks_of(schedule, made, ticks)
     run(tasks, made)
@@ -98,9 +98,10 @@ def tasks_at(schedule: Schedule, method: Method, at: Times, ticks: int) -> list[
 
 
 def versions(schedule: Schedule, ticks: int, trace: Trace) -> dict[Op, tuple[int, int, bool]]:
-    """{operation of the first ticks: (version before it, version that its forward pass used, whether it updates)}.
+    """{operation of the first ticks: (version before it, version that its forward pass used, whether it updates)}, in
+    the order of dispatch.
 
-    In the order of dispatch. trace: the trace of a run with at least `ticks` ticks.
+    trace: the trace of a run with at least `ticks` ticks.
     """
     version = trace.version
     found = {}
@@ -116,10 +117,10 @@ def timeline(schedule: Schedule, method: Method, at: Times = Times(), ticks: int
     """The operations of the first ticks, as a drawing shows them.
 
     Arguments:
-        schedule: what is drawn.
-        method: whose costs count.
-        at: how long things take.
-        ticks: how many ticks; None for as many as the page has.
+        schedule: the schedule.
+        method: the method, for its costs.
+        at: the times of operations and messages.
+        ticks: how many ticks; None for as many as the page shows.
 
     Raises:
         ScheduleError: the schedule is wrong.
@@ -135,14 +136,14 @@ def timeline(schedule: Schedule, method: Method, at: Times = Times(), ticks: int
 
 
 def full_tick(schedule: Schedule) -> int:
-    """The first tick in which every stage does all that it will ever do in a tick."""
+    """The first tick with as many operations as a tick in the steady state."""
     steady = len(schedule.tick(4 * schedule.K + 2, None))
     return next(t for t in range(1, 4 * schedule.K + 3) if len(schedule.tick(t, None)) == steady)
 
 
 def stalest(shown: Sequence[Shown]) -> Shown | None:
-    """The first backward pass with the most updates since its forward pass; None if no gradient is late. If possible,
-    it is one whose forward pass did not use the initial weights."""
+    """The first backward pass with the most updates since its forward pass; None if no gradient is late. Backward
+    passes whose forward pass used the initial weights are only taken if there is no other."""
     late = [op for op in shown if op.kind == "B" and op.version > op.used]
     most = [op for op in late if op.version - op.used == max(op.version - op.used for op in late)]
     return next((op for op in most if op.used), most[0] if most else None)

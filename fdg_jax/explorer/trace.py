@@ -1,11 +1,11 @@
-"""A schedule as a trace for ui.perfetto.dev: a track for each stage, and an arrow from a batch's F to its B."""
+"""Writes a schedule as a trace for ui.perfetto.dev: a track for each stage, and an arrow from a batch's F to its B."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from fdg_jax.explorer.timeline import Shown
 
-MICROSECONDS = 1000  # that a forward pass takes in the trace
+MICROSECONDS = 1000  # of a forward pass in the trace
 
 
 def trace(shown: Sequence[Shown], title: str, K: int) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def trace(shown: Sequence[Shown], title: str, K: int) -> dict[str, Any]:
         title: the name of the process.
         K: number of stages.
 
-    Returns: the object, for json.dump. A counter for each stage has the number of its updates.
+    Returns: the object, for json.dump. It also has a counter of updates for each stage.
     """
     made: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": title}}]
     for k in range(1, K + 1):

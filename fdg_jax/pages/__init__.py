@@ -1,1 +1,1 @@
-"""The look of pages and pictures: one style for pages, one module that draws charts."""
+"""The look of pages and pictures: the style of all pages, and the module that draws all charts."""

@@ -1,6 +1,6 @@
-"""Draws every chart with matplotlib: as SVG, whose colours follow a page's light or dark background, or as a PNG file.
+"""Draws every chart with matplotlib: as a PNG file, or as SVG whose colours follow a page's light or dark background.
 
-matplotlib is imported only for drawing, as its import takes longer than most commands.
+matplotlib is imported only when something is drawn, because its import takes longer than most commands.
 """
 
 import io
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# name -> (colour on a light background, on a dark one). An SVG has the light colour in place of the name, so each is
-# used once.
+# name -> (colour on a light background, colour on a dark one). matplotlib draws with the light colours, which are then
+# replaced by names. So no light colour may occur twice.
 PALETTE = {
     "ground": ("#f4f6f9", "#0f141a"), "panel": ("#ffffff", "#182029"), "ink": ("#17202b", "#e8edf3"),
     "soft": ("#4c5a6b", "#aab6c4"), "line": ("#c9d1db", "#3a4757"), "on": ("#fefefe", "#10151b"),
@@ -26,17 +26,20 @@ PALETTE = {
 }  # fmt: skip
 LIGHT = {name: colours[0] for name, colours in PALETTE.items()}
 LINES, DASHES = 6, ((), (7, 4), (2, 3), (9, 3, 2, 3))  # colours c0 to c5; lengths of dashes and gaps
-MOST = 240  # points of a line; more would not be visible
-SPOTS = 12  # a line of at most this many points has a mark at each
+MOST = 240  # the most points of a line; more would not be visible
+SPOTS = 12  # a line of at most this many points has a mark at each point
 FACTOR = 10.01  # largest value / smallest value: above this, an axis may be logarithmic
 
 Points = Sequence[tuple[float, float]]
 
 
 class Line(NamedTuple):
-    """A curve. name: its label in the page's key. style: a number that decides colour and dashes.
+    """A curve.
 
-    middle: [(x, y), ...]. low, high: the edges of the band around the curve, in the same form; () for none.
+    name: its label in the page's key.
+    style: a number that decides colour and dashes.
+    middle: [(x, y), ...].
+    low, high: the edges of the band around the curve, in the same form; () for none.
     """
 
     name: str
@@ -50,9 +53,9 @@ class Chart(NamedTuple):
     """Curves over one axis.
 
     title: what the curves show. across: what the horizontal axis counts.
-    marks: places on the horizontal axis with a dashed vertical line.
-    steps: whether each value holds until the next point (a staircase). Such lines have no spots, and the axis is
-        logarithmic if all values are positive and differ much.
+    marks: positions on the horizontal axis with a dashed vertical line.
+    steps: whether each value holds until the next point (a staircase). Such lines have no marks, and the vertical axis
+        is logarithmic if all values are positive and differ by a factor above FACTOR.
     from_zero: whether the vertical axis begins at 0.
     """
 
@@ -65,10 +68,10 @@ class Chart(NamedTuple):
 
 
 def curve(name: str, style: int, points: Points, spans: Points = ()) -> list[Line]:
-    """The curve of one run; [] without points. Many points are reduced to means of neighbours, with their range as the
-    band.
+    """The curve of one run; [] without points. More than MOST points are reduced to means of neighbours, with their
+    range as the band.
 
-    spans: for each point, the lowest and highest value that were merged into it; () if none were merged.
+    spans: for each point, the lowest and highest of the values that were merged into it; () if none were merged.
     """
     if len(points) <= MOST:
         return [Line(name, style, points)] if points else []
@@ -85,8 +88,8 @@ def canvas(
     to: Path | io.StringIO, title: str, size: tuple[float, float], font: float = 10, title_font: float = 12,
     dpi: int = 120, layout: Any = "constrained",
 ) -> Iterator[Any]:  # fmt: skip
-    """A figure that is written to a PNG file, or as SVG to a stream, when the block ends. size: in inches. font,
-    title_font: in points. Raises OSError if the file cannot be written."""
+    """A context with a figure. At its end the figure is written, to a PNG file (Path) or as SVG to a stream. size: in
+    inches. font, title_font: in points. Raises OSError if the file cannot be written."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -154,8 +157,8 @@ def svg(chart: Chart) -> str:
 
 
 def element(drawn: str, label: str, kind: str) -> str:
-    """An SVG document of matplotlib as an element of a page, with the page's colours and without unused ids. label: its
-    description as text. kind: its class."""
+    """Turns an SVG document of matplotlib into an element of a page, with the page's colours and without unused ids.
+    label: a description for screen readers. kind: the element's class."""
     head, body = drawn[drawn.index("<svg") :].split(">", 1)
     width, height = re.findall(r'="([0-9.]+)pt"', head)
     body = re.sub(r"(?s)<metadata>.*</metadata>|<style.*?</style>|<!--.*?-->", "", body)
@@ -168,7 +171,7 @@ def element(drawn: str, label: str, kind: str) -> str:
 
 
 def document(drawn: str, title: str) -> str:
-    """An SVG document of matplotlib as a separate file, which follows a light or dark background."""
+    """Turns an SVG document of matplotlib into a separate file, whose colours follow a light or dark background."""
     made = element(drawn, title, "").replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="'
                                              'http://www.w3.org/1999/xlink"', 1)  # fmt: skip
     head, body = made.split(">", 1)
@@ -182,7 +185,7 @@ def variables() -> str:
 
 
 def png(path: Path, title: str, charts: Sequence[Chart]) -> None:
-    """Draws charts one below the other, over one axis. Raises OSError if the file cannot be written."""
+    """Draws charts one below the other, with a common horizontal axis. Raises OSError if the file cannot be written."""
     with canvas(path, title, (9, 3 * len(charts)), title_font=11, dpi=130) as figure:
         panels = figure.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
         for axes, chart in zip(panels, charts, strict=True):

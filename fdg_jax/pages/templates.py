@@ -1,4 +1,4 @@
-"""Makes pages from templates. A page is one file that needs no other file. Text in it is always escaped."""
+"""Makes pages from templates. A page is one file that needs no other file. All inserted text is escaped."""
 
 from functools import cache
 from html import escape
@@ -10,8 +10,8 @@ from fdg_jax.pages import charts
 
 @cache
 def environment() -> Any:
-    """The templates of all rooms, by their paths below fdg_jax. jinja2 is imported here, as most commands make no
-    page."""
+    """The jinja2 environment with all templates, which are named by their paths below fdg_jax. jinja2 is imported here,
+    because most commands make no page."""
     import jinja2
 
     made = jinja2.Environment(
@@ -24,12 +24,12 @@ def environment() -> Any:
 
 
 def render(name: str, **values: Any) -> str:
-    """The page of a template, such as "report/run.html"."""
+    """Renders a template, such as "report/run.html", with these values."""
     return environment().get_template(name).render(values)
 
 
 def svg(chart: charts.Chart) -> str:
-    """A chart as HTML; a sentence if it has no curve."""
+    """A chart as HTML; a sentence instead if the chart has no curve."""
     if not chart.lines:
         return f'<p class="none">{escape(chart.title)} over {escape(chart.across)}: nothing measured.</p>'
     return charts.svg(chart)

@@ -1,1 +1,1 @@
-"""Reports for people: the page of a run with its curves, and the comparison of runs."""
+"""Reports: the page of a run with its curves, and the comparison of runs."""

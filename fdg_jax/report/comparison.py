@@ -1,5 +1,5 @@
-"""A comparison of runs as a table for a terminal, and as a page with their curves. Runs that differ only in their seed
-share a row: the median, the lowest and the highest value. Each row is compared with the first one, seed by seed."""
+"""Compares runs, as a table for a terminal and as a page with their curves. Runs that differ only in their seed share a
+row, with the median, the lowest and the highest value. Each row is compared with the first row, seed by seed."""
 
 import os
 import statistics
@@ -32,7 +32,7 @@ ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_r
 
 
 class Column(NamedTuple):
-    """A column of the table: its head, the function from a run to its number (or None), and the format of a number."""
+    """A column of the table. of: run -> its number, or None. written: formats a number."""
 
     head: str
     of: Callable[[Result], float | None]
@@ -40,8 +40,14 @@ class Column(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A comparison. verdict: compares the other groups with the first. heads, rows: the table, a row for each
-    group. common: the options that all runs share. notes: caveats. data: the runs' notes on their data."""
+    """A comparison.
+
+    verdict: a sentence that compares the other groups with the first group.
+    heads, rows: the table, with a row for each group.
+    common: the options that all runs share.
+    notes: caveats.
+    data: the runs' notes on their data.
+    """
 
     verdict: str
     groups: list[Group]
@@ -89,7 +95,7 @@ def columns(runs: Sequence[Result]) -> list[Column]:
 
 
 def cell(column: Column, runs: Sequence[Result]) -> str:
-    """The median of some runs' numbers, and their range if they differ."""
+    """The text of a cell: the median of the runs' numbers, and their range if they differ."""
     numbers = [number for run in runs if (number := column.of(run)) is not None]
     if not numbers:
         return "-"
@@ -98,18 +104,20 @@ def cell(column: Column, runs: Sequence[Result]) -> str:
 
 
 def measure(runs: Sequence[Result]) -> tuple[str, str, int]:
-    """(name in summary.json, unit, digits) of the measure of quality: test error for images, bits per byte for text."""
+    """(name in summary.json, unit, decimals) of the measure of quality: bits per byte if all runs have it, else test
+    error."""
     text = all("test_bits_per_byte" in run.final for run in runs)
     return ("test_bits_per_byte", "bits per byte", 3) if text else ("test_error_percent", "points of test error", 2)
 
 
 def by_seed(group: Group, name: str) -> dict[int, float]:
-    """{seed: the final number of this name} for each run that has one."""
+    """{seed: the final number with this name} for each run that has it."""
     return {value_of(run, "seed"): run.final[name] for run in group.runs if run.final.get(name) is not None}
 
 
 def verdict(first: Group, others: Sequence[Group]) -> str:
-    """Against bp, K=1: fdg, K=2 has 1.41 times the images/s and +0.52 (+0.10 to +0.94) points of test error."""
+    """A sentence such as "Against bp, K=1: fdg, K=2 has 1.41 times the images/s and +0.52 (+0.10 to +0.94) points of
+    test error."; "" if there is nothing to compare."""
     clauses = []
     for other in others:
         runs, said = [*first.runs, *other.runs], list[str]()
@@ -154,8 +162,8 @@ def text(made: Comparison) -> str:
 
 
 def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -> list[Line]:
-    """The curves of groups: the median of the runs, with their range as a band, over the part that all runs have
-    reached.
+    """The curves of groups: the median of the runs, with their range as a band, up to the point that all runs of the
+    group have reached.
 
     Arguments:
         found: the groups.
@@ -180,7 +188,7 @@ def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -
 
 
 def page(made: Comparison, folder: Path | None = None) -> str:
-    """The comparison as HTML. folder: where the page is written, for links to the runs' reports; None: no links."""
+    """The comparison as HTML. folder: where the page is written, for links to the runs' reports; None for no links."""
     runs = [run for group in made.groups for run in group.runs]
     names = [name for name in made.groups[0].differs if any(has(group.runs[0], name) for group in made.groups)]
     across = {"batches": "batches", "examples": "examples", "seconds": "seconds of training"}
@@ -210,7 +218,7 @@ def page(made: Comparison, folder: Path | None = None) -> str:
 
 
 def report_of(run: Result, folder: Path) -> str:
-    """The address of a run's report relative to a folder; "" if the run has none."""
+    """The address of a run's report relative to a folder; "" if the run has no report."""
     if run.path is None or not (run.path / "report.html").is_file():
         return ""
     return quote(Path(os.path.relpath(run.path / "report.html", folder)).as_posix())

@@ -1,4 +1,4 @@
-"""The charts of a run over its epochs, with the places where its learning rate changes."""
+"""Makes the charts of a run over its epochs, with marks where its learning rate changes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ Events = Sequence[Mapping[str, Any]]
 
 
 def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart]:
-    """Training loss, test error, bits per byte of a text, learning rate and speed.
+    """The charts of training loss, test error, bits per byte (for text), learning rate and speed.
 
     Arguments:
         config: config.json, checked.
-        train, test: the lines of metrics.jsonl with a training loss, and those with a test error.
+        train, test: the lines of metrics.jsonl that have a training loss, and those that have a test error.
     """
     counted, paper = unit(train[-1] if train else {}), config.get("lr_schedule", "paper") == "paper"
     rates = learning_rates(config) if paper else []
@@ -46,8 +46,8 @@ def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart
 
 
 def learning_rates(config: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """[(epoch, learning rate)] of the paper's schedule: where each rate begins to be used."""
+    """The paper's schedule as [(epoch at which a rate begins, learning rate)]."""
     length, M = run_length(config["train_size"] or 0, config["batch_size"], config["epochs"]), config["accumulate"]
     changes = learning_rate_changes(config["learning_rate"], length.all_epochs, config["warmup"] == "on")
-    begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # the first of M accumulated batches decides for all
+    begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # each sum of M batches has its first batch's rate
     return [(b / max(1, length.per_epoch), rate) for b, rate in begins.items()]

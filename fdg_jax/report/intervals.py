@@ -1,4 +1,4 @@
-"""The mean of a few seeds' numbers, with its confidence interval."""
+"""The mean of a number over a few seeds, with its confidence interval."""
 
 import math
 import statistics
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """Statistics of n values: mean, standard deviation (with n - 1), and the ends of the mean's 95% interval. For one
-    value the deviation is None, and the interval is infinite."""
+    """Statistics of n values: mean, standard deviation (with n - 1), and the ends of the mean's 95% confidence
+    interval. For one value the deviation is None, and the interval is infinite."""
 
     n: int
     mean: float
@@ -20,7 +20,7 @@ class Interval(NamedTuple):
         return self.told(2)
 
     def told(self, digits: int) -> str:
-        """Text such as +0.76 (+0.39 to +1.13), with this number of digits."""
+        """Text such as +0.76 (+0.39 to +1.13). digits: the number of decimals."""
         ends = "" if self.deviation is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
         return f"{self.mean:+.{digits}f}{ends}"
 
@@ -40,5 +40,5 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
-    """{seed: difference} for every seed that both have, in the order of the seeds."""
+    """{seed: ours - theirs} for every seed that both have, in the order of the seeds."""
     return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}

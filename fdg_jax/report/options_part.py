@@ -1,4 +1,4 @@
-"""The options that apply to a run, and the command that makes the run again."""
+"""Finds the options that apply to a run, and the command that repeats the run."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from fdg_jax import methods, models, own_files
 from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_DATA, OF_MODELS, corrected_by
 from fdg_jax.options.fields import words
 
-# Data sets with a command of their own, whose defaults differ: the printed command then names all options.
+# Data sets with their own training command. Defaults differ between commands, so a printed command names all options.
 COMMANDS = {
     "text": "language_model", "tokens": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet",
 }  # fmt: skip
@@ -19,8 +19,8 @@ SENTENCE_END = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\be\.g)(?<!\bi\.e)\. ")
 
 
 def of_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that apply to the run, by name, without those of other methods, corrections, models and kinds of
-    data."""
+    """The options that apply to the run, by name. Options of other methods, corrections, models and kinds of data are
+    left out."""
     return {name: config[name] for name in FIELDS if name in config and has(name, config)}
 
 
@@ -49,8 +49,8 @@ def has(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's values of the options that apply to it and that the user set to another value than the default.
-    --method and --K are always included."""
+    """The options that apply to the run and that the user set to other values than their defaults. --method and --K are
+    always included."""
     return {
         name: value
         for name, value in of_run(config).items()
@@ -65,9 +65,9 @@ def meaning(name: str) -> str:
 
 
 def command(config: Mapping[str, Any]) -> str:
-    """The run's command line, ready for a shell: the options that the user set, without `--run-dir` and `--resume`. For
-    data without a training command, options at their defaults are left out. The line also names what another machine
-    might choose otherwise: XLA's flags, the data set, the number of its examples, a measured split."""
+    """The run's command line for a shell: the options that the user set, without `--run-dir` and `--resume`. With the
+    command `cifar`, options at their defaults are left out. The line also names settings that another machine might
+    choose differently: XLA's flags, the data set, the number of its examples, and a measured split."""
     asked, program = config["asked"], COMMANDS.get(config["dataset"])
     asked = asked | {name: config[name] for name in ("dataset", "train_size", "split") if asked.get(name) is not None}
     of_run = (name for name in FIELDS if name not in ("resume", "run_dir"))
@@ -81,14 +81,14 @@ def command(config: Mapping[str, Any]) -> str:
 
 
 def shrinks(config: Mapping[str, Any]) -> bool:
-    """Whether the factor β applies: the method or the options have it, and K > 1."""
+    """Whether gradients are multiplied by powers of β: the method takes β or the user gave it, and K > 1."""
     has = "beta" in methods.find(config["method"]).answers_to or config["beta"] != FIELDS["beta"].default
     return has and config["K"] > 1
 
 
 def title(config: Mapping[str, Any]) -> str:
-    """Model, data set, method, K, beta if it applies, and options of method and corrections that are not at their
-    defaults."""
+    """The title of a run: model, data set, method, K, beta if it applies, and options of method and corrections that
+    are not at their defaults."""
     own = [name for name, option in OF_CORRECTIONS.items() if {*corrected_by(config)} & {*option.by}]
     names = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
     asked = [f", β={config['beta']:g}"] if shrinks(config) else []

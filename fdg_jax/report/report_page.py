@@ -1,7 +1,7 @@
-"""The page of a run: report.html, which needs no other file, and curves.png.
+"""Writes the page of a run, report.html, which needs no other file, and curves.png.
 
-The page is made from the files of the run directory only. So it can be written again, also for a run that was killed:
-`python -m fdg_jax.experiments.report RUN-DIRECTORY`.
+The page is made only from the files of the run directory. So it can be written again, even for a run that was killed,
+by `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
 import os
@@ -29,7 +29,7 @@ from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
 from fdg_jax.schedule import Schedule
 
 MOST_STAGES, MOST_PARTS = 8, 8  # the most for a readable picture of the schedule
-BEYOND = 3  # forward passes that are drawn after the latest gradient
+BEYOND = 3  # the picture ends this many forward passes after the stalest backward pass
 ORIGIN = ("backend", "processor", "cpus", "usable_cores", "platform", "git_commit", "started")
 
 
@@ -64,8 +64,8 @@ def page(
     """The HTML of the page.
 
     Arguments:
-        config, events, summary: from the run's files, checked; summary is {} for an unfinished run.
-        refused: the incidents (refused updates, returns to a checkpoint).
+        config, events, summary: the checked contents of the run's files; summary is {} for an unfinished run.
+        refused: the incidents (skipped updates, returns to a checkpoint).
         stalls: the number of reported stalls.
     """
     train, test = having(events, "train_loss"), having(events, "test_error_percent")
@@ -97,7 +97,8 @@ def page(
 
 
 def picture(method: Method, schedule: Schedule) -> str:
-    """The schedule as SVG, until the arrival of the stalest gradient. If no gradient is late: the first K + 2 ticks."""
+    """The schedule as SVG, until shortly after the stalest backward pass. If no gradient is late, the first K + 2
+    ticks."""
     shown = timeline.timeline(schedule, method)
     if late := timeline.stalest(shown):
         shown = [op for op in shown if op.begin < late.end + BEYOND]
@@ -107,7 +108,7 @@ def picture(method: Method, schedule: Schedule) -> str:
 
 
 def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, number) of the most important numbers."""
+    """The most important numbers of the run, as (label, number)."""
     newest = summary or (train[-1] if train else {})
     speed, moved = newest.get(f"{unit(newest)}_per_second"), movement([event["train_loss"] for event in train])
     shown = [("test error, last", f"{test[-1]['test_error_percent']:.2f}%" if test else "–")]
@@ -135,7 +136,7 @@ def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mappi
 
 
 def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Returns the heads and a row for each stage: its blocks, its memory, and how late its gradients were. Columns
+    """A table of the stages, as (heads, rows): each stage's blocks, memory, and how late its gradients were. Columns
     without any known value are left out."""
     devices, empty = config["devices"], [None] * len(config["devices"])
     facts = [*(config.get("stages") or []), *({} for _ in devices)][: len(devices)]
@@ -159,7 +160,7 @@ def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[
 
 @output.command
 def main(arguments: Sequence[str]) -> int:
-    """The command. Returns its exit code."""
+    """Runs the command; returns its exit code."""
     about = "Writes report.html and curves.png of a run again, from the other files of its directory."
     parser = Parser(prog="python -m fdg_jax.experiments.report", description=about)
     parser.add_argument("run", type=Path, metavar="RUN-DIRECTORY", help="The directory of a run, finished or not.")

@@ -1,4 +1,4 @@
-"""The results of runs, read from run directories or a table's results file, and grouped by all options but the seed.
+"""Reads the results of runs from run directories or results files, and groups runs that differ only in their seed.
 
 A run directory may belong to a running or a killed run. A results file (`experiments/results/*.jsonl`) has a finished
 run in each line.
@@ -20,17 +20,17 @@ from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 
-# Options that do not change what is trained: those for output, and those that may change on resuming (except the run's
-# length and the files of a text).
+# FREE: options that may change when a run is resumed, except for its length and data. OTHER: options in which runs of one
+# group may differ.
 FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text", "tokens", "validation"}
 OTHER = {"seed", "log_every", "window", *FREE}
-SETTLED = ("split", "warmup")  # follow from method and K where nobody asks for them
-FEW = 10  # logged losses: fewer say nothing about the loss at the end
+SETTLED = ("split", "warmup")  # by default, these follow from method and K
+FEW = 10  # with fewer logged losses, the share of the last tenth is not computed
 
 
 class Point(NamedTuple):
-    """A measured value of a run. seconds: the training time until then, computed from images/s; None if no speed was
-    measured."""
+    """A measured value of a run. batches, examples: how many had been trained at that time. seconds: the training time
+    until then, computed from images/s; None if no speed was measured."""
 
     batches: int
     examples: float
@@ -41,13 +41,13 @@ class Point(NamedTuple):
 class Result(NamedTuple):
     """A run.
 
-    name: its name on the command line or in its file.
+    name: the name of its directory, or its name in a results file.
     options: all of its options.
     finished: whether it is finished.
     losses, errors: training losses, and test errors in percent.
     final: the content of summary.json: "test_error_percent", "train_loss", "seconds", "images_per_second" and so on.
     memory_bytes: the predicted memory of each stage; [] if it is not known.
-    path: its directory; None for a line of a file.
+    path: its directory; None if it was read from a results file.
     """
 
     name: str
@@ -75,7 +75,7 @@ def of_directory(path: Path) -> Result:
     """The run in a directory."""
     config, events = reading.config(path), reading.events(path)
     code = config.get(own_files.CODE) or {}
-    if not code:  # comparing numbers executes nobody's own files, which could say what no run can have
+    if not code:  # a user's own files, which could declare other ranges, are not executed for a comparison
         reading.check_ranges(path / CONFIG, config)
     finished = (path / SUMMARY).exists()
     final = reading.summary(path) if finished else {}
@@ -88,7 +88,7 @@ def of_directory(path: Path) -> Result:
 
 
 def label(name: str, about: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The label of a user's own file of a run: its name, the beginning of its sha256, and its options."""
+    """A label for a user's own file that a run uses: its name, the first digits of its sha256, and its options."""
     own = [f" {each}={written(config[each])}" for each in about["has"] if each not in FIELDS and each in config]
     return f"{name}[{about['sha256'][:7]}{''.join(own)}]"
 
@@ -117,20 +117,22 @@ def result(
 
 
 def having(events: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, Any]]:
-    """The events that have a value of this name."""
+    """The events that have a value for this key."""
     return [event for event in events if event.get(key) is not None]
 
 
 def clock_of(
     measured: Sequence[tuple[float, float | None]], per_example: int, mean: float | None
 ) -> Callable[[float], float | None]:
-    """The function from a number of examples to the seconds of training until then, computed from the speeds of the
-    lines and, of a finished run, scaled to its mean speed. It returns None if no speed was measured.
+    """Returns a function: number of examples -> seconds of training until then. It integrates the speeds in the lines
+    of metrics.jsonl. For a finished run it is scaled to the run's mean speed. It returns None if no speed was measured.
 
     Arguments:
-        measured: (examples until a line, images/s or tokens/s since the line before; None: programs may have compiled).
+        measured: for each line, (examples until then, images/s or tokens/s since the line before). The speed is None if
+            programs may have compiled.
         per_example: tokens of an example; 1 for an image.
-        mean: the speed of the whole run, which also fills in for missing speeds. None: their median does.
+        mean: the mean speed of the whole run; None if it is not finished. Missing speeds are replaced by it, or else by
+            the median of the known speeds.
     """
     known = [speed for _, speed in measured if speed]
     usual = mean or (statistics.median(known) if known else 0.0)
@@ -165,7 +167,7 @@ def of_file(path: Path) -> list[Result]:
 
 
 def of_line(line: Any) -> Result:
-    """The run in a line of a results file. Raises ValueError with what is wrong."""
+    """The run in a line of a results file. Raises ValueError if the line is not valid."""
     line = line if isinstance(line, dict) else {}
     lists = {"training_curve": dict | None, "evaluations": list | None}
     reading.check("it", line, {"name": str, "options": dict}, "")
@@ -187,15 +189,16 @@ def of_line(line: Any) -> Result:
             reading.check("it", event, {"step": int, "epoch": float, value: float | None}, "")
             if wrong := impossible(event):
                 raise BadInput(f"{wrong}.")
-    # Of an evaluation, only the values for the curve of test errors.
+    # Keeps only the values that the curve of test errors needs.
     errors = [{name: event[name] for name in ("step", "epoch", "test_error_percent")} for event in errors]
     final = {**line, "test_error_percent": float(line["test_error_percent"])}
     return result(line["name"], options, [*losses, *errors], final, True)
 
 
 class Movement(NamedTuple):
-    """How a training loss moved. first: its first line. last: the mean of its last tenth, as single lines are noisy.
-    percent: the share of the whole fall in the last tenth; None for too few lines, or if the loss did not fall."""
+    """The change of a training loss over a run. first: the first logged loss. last: the mean over the last tenth of the
+    logged losses, because single ones are noisy. percent: how much of the whole fall happened in the last tenth; None
+    for too few losses, or if the loss did not fall."""
 
     first: float
     last: float
@@ -213,9 +216,10 @@ def movement(losses: Sequence[float]) -> Movement | None:
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed only.
+    """Runs that differ only in their seed.
 
-    name: what distinguishes the group. differs: {option: value} of the options that are not equal in all groups.
+    name: names the options that distinguish the group. differs: {option: value} for the options that are not equal in
+        all groups.
     """
 
     name: str
@@ -224,7 +228,7 @@ class Group(NamedTuple):
 
 
 def key(run: Result) -> tuple[tuple[str, str], ...]:
-    """The group of a run: runs with equal keys are in one group. An option that an old file lacks has its default."""
+    """The key by which runs are grouped. An option that is missing in an old file has its default."""
     return tuple((name, repr(value_of(run, name))) for name in FIELDS if name not in OTHER and has(run, name))
 
 
@@ -255,7 +259,7 @@ def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
     shared = [name for name in names if name not in differs and any(has(run, name) for run in firsts)]
     common = {name: value_of(firsts[0], name) for name in shared}
     owns = [{name: value_of(run, name) for name in differs} for run in firsts]
-    for told in ([name for name in differs if name not in SETTLED], differs):  # the shorter names where they suffice
+    for told in ([name for name in differs if name not in SETTLED], differs):  # shorter names first, if they differ
         titles = [called(run, {name: own[name] for name in told}) for run, own in zip(firsts, owns, strict=True)]
         if len({*titles}) == len(titles):
             break
