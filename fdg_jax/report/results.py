@@ -20,8 +20,8 @@ from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 
-# FREE: options that may change when a run is resumed, except for its length and data. OTHER: options in which runs of one
-# group may differ.
+# FREE: options that may change when a run is resumed, except for its length and data. OTHER: options in which runs of
+# one group may differ.
 FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text", "tokens", "validation"}
 OTHER = {"seed", "log_every", "window", *FREE}
 SETTLED = ("split", "warmup")  # by default, these follow from method and K
