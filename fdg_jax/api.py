@@ -75,25 +75,27 @@ class Pipeline:
         method refuses options that it does not have.
     devices: one device per stage; a list or a mesh of devices for each stage; or a single device for the delay line.
         By default accelerators, else emulated CPU devices.
-    engine: "pipeline" (K devices), "delay-line" (the same training on one device, with stashed weights only), or
-        "scan" (the delay line compiled as one program per batch or window). On an accelerator, "delay-line" is "scan".
+    engine: "pipeline" (K devices), "delay-line" (the same training on one device, where gradients wait in a queue; for
+        stashed weights only), or "scan" ("delay-line" compiled as one program per batch or window of batches). On an
+        accelerator, "delay-line" is the same as "scan".
     dtype: "float32" (arrays keep their dtypes) or "bfloat16" (modules compute with kernels and activations in
         bfloat16; weights, statistics, the optimizer's state and the loss stay float32; see fdg_jax.stages.precision).
         Flax layers need their `dtype` argument, too.
-    remat: the stages that recompute their activations in the backward pass, so that their stashes keep only the input:
-        "none", "all", or stage numbers (1, 2).
+    remat: the stages that recompute their activations in the backward pass, so that they keep only the input of a
+        batch: "none", "all", or stage numbers (1, 2).
     preprocess: preprocess(inputs, step) -> inputs of stage 1; or preprocess(inputs, labels, step) -> (inputs of stage
         1, labels of the loss), for mixup, masks or noise. It is traced, and step counts batches from 0. The second form
         runs on stage 1's device for the inputs and on stage K's device for the labels; XLA removes the unused half.
         Evaluation does not use it: `evaluate` takes labels like those of batches, or like those that preprocess makes.
-    guard: skip every update whose loss or gradient has a NaN or an infinity, and discard such running statistics.
+    guard: skip every update whose loss or gradient has a NaN or an infinity, and discard running statistics that have
+        one.
         A skipped update leaves weights and moments unchanged, but learning-rate schedules count it. `Metrics.bad`
         reports skipped updates.
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
     ema: the decay of an average of each stage's weights, `Pipeline.ema`. The average starts at the initial weights.
-        Every update that `guard` does not skip makes it ema * average + (1 - ema) * new weights.
+        Every update that `guard` does not skip sets it to ema * average + (1 - ema) * new weights.
     axis_rules: for stages on meshes, pairs such as ("hidden", "tensor"): a logical axis name that modules give
-        (`nn.with_logical_partitioning` and the like), and the mesh axis over which arrays are sharded along it. A
+        (`nn.with_logical_partitioning` and the like), and the mesh axis over which this axis of arrays is sharded. A
         logical name that is also a mesh axis needs no rule. Axes with other names are not sharded. Batches are sharded
         over the mesh axes "data" and "fsdp".
     read_behind: the most dispatches whose losses the host has not read, 1 or more. It bounds how far the host runs
@@ -178,7 +180,7 @@ class Pipeline:
         """A second pipeline of engine "scan", with other initial variables but this one's checks and programs. Both
         are meant to be trained together (fdg_jax.engine.seeds).
 
-        key, variables: as for `init`, one dictionary per stage, checked. preprocess: made by `preprocess_of`.
+        key, variables: as for `init`, already checked, with one dictionary per stage. preprocess: from `preprocess_of`.
         """
         engine, other = self.engine, object.__new__(type(self))
         assert isinstance(engine, ScanEngine)
@@ -259,14 +261,14 @@ class Pipeline:
 
     @property
     def batches(self) -> int:
-        """The number of batches that have entered so far, including those before a restored state."""
+        """The number of batches that have entered so far. After `restore` it includes the batches of the saved run."""
         return self.engine.entered
 
     @property
     def interrupted(self) -> bool:
-        """Whether a call is within a tick now, or was cut off there by Ctrl-C or an error. After such a cut the stages
-        are at different batches, and step, train, drain, state, snapshot and evaluate raise BadInput. Call restore or
-        init."""
+        """Whether a call is within a tick (a step of the schedule) now, or was cut off there by Ctrl-C or an error.
+        After a cut-off call the stages are at different batches, and step, train, drain, state, snapshot and evaluate
+        raise BadInput. Call restore or init."""
         return self._engine is not None and self._engine.within_tick
 
     def losses(self, wait: bool = False) -> list[Metrics]:
@@ -345,8 +347,8 @@ class Pipeline:
 
     @property
     def staleness(self) -> list[int]:
-        """Per stage, the largest number of updates between a batch's forward pass and its own update, as measured in
-        this run."""
+        """Per stage, the largest number of updates between a batch's forward pass and the update by that batch, as
+        measured in this run."""
         return self.engine.staleness()
 
     @property
@@ -532,8 +534,8 @@ class Pipeline:
 
         Raises BadInput if the state does not fit or is incomplete. Unless `finite` is False, it also raises BadInput if
         weights, statistics or optimizer arrays have a NaN or an infinity. After an error nothing has changed. The
-        arrays are copied. A state does not contain beta, the corrections' options, `ema` or the optimizer's settings,
-        except for injected hyperparameters: these keep the values given to this pipeline.
+        arrays are copied. A state does not contain beta, the corrections' options, `ema` or the optimizer's settings
+        (except injected hyperparameters): the pipeline keeps its own.
         """
         engine = self.engine
         state = check_state(state)

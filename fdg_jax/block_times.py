@@ -143,6 +143,6 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
         "device": device.device_kind,
         **(where if device.platform == "cpu" else {}),
         "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax")},
-        "code": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # of the code that measures
+        "code": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # this file measures
         "rounds": ROUNDS,
     }

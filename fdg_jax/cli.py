@@ -98,7 +98,7 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
         raise config.UNREADABLE
     refuse_retired(arguments)
     own_files.load_named(arguments)
-    if "--help-all" in arguments:  # even if other words are wrong
+    if "--help-all" in arguments:  # prints help even if other arguments are wrong
         parser(program).parse_args(["--help"])
     if "-h" in arguments or "--help" in arguments:
         short_parser(program).parse_args(["--help"])
@@ -131,7 +131,7 @@ def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Co
     correction are replaced by the standard one, because --resume compares options."""
     said = of_run(given, file)
     found = chosen(program.defaults, said)
-    if found.get("weights") != "current":  # with it, a method's other name is refused later
+    if found.get("weights") != "current":  # with "current", an alias is refused later
         found |= {"method": methods.ALIASES[name]} if (name := found.get("method")) in methods.ALIASES else {}
     if "correct" in found:  # "rate, cosine" is another spelling of "rate,cosine"
         found["correct"] = ",".join(corrections.split_names(found["correct"]))

@@ -16,7 +16,7 @@ from fdg_jax.options.fields import KEYWORDS, Option
 from fdg_jax.options.folder import Folder
 
 OF_JOINING, OF_START = fields.of_class(Joining, "Joining", ()), fields.of_class(Start, "Start", ())
-# Names that mean something else in config.json or in summary.json.
+# Other entries of config.json and summary.json. No option may have one of these names.
 IN_CONFIG = (
     *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
     *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from", "initial"),

@@ -23,7 +23,7 @@ OF_ITS_RUN = frozenset(("run_dir", *RETIRED))
 LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size", "vocabulary")
 YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULLS = ("", "~", "null", "none")
-MOST_BYTES = 2**20  # of a file that a person writes
+MOST_BYTES = 2**20  # the largest size of an option file
 WAY_OUT = "Mend it, or leave --config out."
 
 
@@ -178,7 +178,7 @@ def of_yaml(content: bytes, path: Path) -> list[Setting]:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise BadInput(f"{path}{line} is not valid YAML: {error.problem or error.context}. {WAY_OUT}") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an escape such as \UFFFFFFFF
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # an escape such as \UFFFFFFFF raises the last two
         raise BadInput(f"{path} is not valid YAML: {first_line(error)}. {WAY_OUT}") from None
     if root is None:
         return []

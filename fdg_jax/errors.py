@@ -31,8 +31,9 @@ class ScheduleError(AssertionError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Suggests known names that resemble an unknown name.
 
-    It suggests the known name with the same letters; if there is none, names that contain `name` (of three or more
-    letters); if there are none, names that `difflib` finds close. Case, hyphens, underscores and dots are ignored.
+    First it looks for a known name with the same letters. If there is none, it looks for names that contain `name` (of
+    three or more letters), and then for names that `difflib` finds close. Case, hyphens, underscores and dots are
+    ignored.
 
     Arguments:
         name: the unknown name that the user wrote.

@@ -9,8 +9,8 @@
 It trains as a pipeline of K stages would: each stage uses the gradient of an earlier batch, as late as the method's
 schedule makes it. Your network is not cut, and one device is enough. Each stage keeps its gradients in a queue, its
 delay line. The code is that of the delay-line engine (fdg_jax.stages.delay_line says why the training is the same), so
-corrections, β, accumulation and the guard work as there. While the queue of a stage fills, the stage makes no update
-and its optimizer's state does not change.
+corrections, β, accumulation and the guard work as in that engine. While the queue of a stage fills, the stage makes no
+update and its optimizer's state does not change.
 
 `update` works under jit, lax.scan and vmap, and on sharded arrays: a queue is sharded like its parameters. The state is
 a pytree; Orbax and Flax's serialization save its arrays, but not its settings. In an `optax.chain` this optimizer must
@@ -201,7 +201,7 @@ class State:
         return structure.unflatten([part if own else ELSEWHERE for part, own in zip(parts, trained, strict=True)])
 
     def whole(self, seen: Tree, params: Tree) -> Tree:
-        """`seen` with the hidden parameters of `params`."""
+        """Adds the hidden parameters of `params` to `seen`; the inverse of the method `seen`."""
         structure, trained = self.trained
         if all(trained):
             return seen
@@ -434,7 +434,7 @@ def drain(params: Tree, state: Any) -> tuple[Tree, Any]:
 
     Arguments:
         params: the parameters.
-        state: as that of `forward_params`.
+        state: as for `forward_params`.
 
     Returns: (parameters, state), with empty queues.
     """

@@ -1,13 +1,13 @@
 """The command `python -m fdg_jax.launch`: starts a training in several processes on this machine.
 
-Exit codes: 0 all processes ended with 0; 2 bad input; 130, 143, 129 and 138 stopped by SIGINT, SIGTERM, SIGHUP and
-SIGUSR1; otherwise the exit code of the process that failed first, 128 + n if signal n killed it.
+Exit codes: 0 if all processes ended with 0; 2 for bad input; 130, 143, 129 or 138 after SIGINT, SIGTERM, SIGHUP or
+SIGUSR1. Otherwise the exit code of the process that failed first, or 128 + n if signal n killed that process.
 
 The launcher starts all processes together. To end a process, it sends SIGTERM and then, if the process has not ended in
-time, SIGKILL. When one process fails, the launcher ends the others, since each needs its neighbours. It waits `--grace`
-seconds first if the exit code is 130, 143, 129 or 138: then a signal stopped the process, which has written its
-checkpoint, and the others may be about to stop at the same batch. For those that have already received the signal,
-SIGTERM would be a second one, which means "stop at once".
+time, SIGKILL. When one process fails, the launcher ends the others, since each needs its neighbours. If the exit code
+is 130, 143, 129 or 138, it waits `--grace` seconds first: a signal stopped the process, which has written its
+checkpoint, and the others may be about to stop at the same batch. For a process that has already received a signal,
+SIGTERM would be the second one, which means "stop at once".
 
 Each process leads its own process group. When a process has ended, the launcher kills its group, so that nothing that
 it started is left. If the launcher dies, even by kill -9, the kernel kills the processes (fdg_jax.machine.leash). No
@@ -313,8 +313,8 @@ def name_of(number: int) -> str:
 class Group:
     """A context that starts the processes, and kills those that are left when it ends.
 
-    `failures` has the process that failed first. Once the launcher has received a signal, it has every process that
-    fails.
+    `failures` has the process that failed first. Once the launcher has received a signal, `failures` has every process
+    that fails.
 
     Arguments:
         words: Python's arguments, without --coordinator, --processes and --process-id.
@@ -374,7 +374,8 @@ class Group:
             self.err.say(f"{fact} (SIGINT or SIGTERM again stops them at once)")
 
     def ended(self, index: int) -> None:
-        """Handles the end of a process. After the first failure, further ones only change the deadline of the rest."""
+        """Handles the end of a process. After the first failure, further failures only change the deadline of the
+        remaining processes."""
         process = self.running.pop(index)
         kill_group(process.pid)  # everything that it has started
         one = Failure(f"process {index} ({self.stages[index]}pid {process.pid})", process.wait())
@@ -408,7 +409,7 @@ class Group:
         """
         for process in self.running.values():
             if what == ASKED:
-                os.kill(process.pid, signal.SIGTERM)  # not Popen.send_signal, which could reap it
+                os.kill(process.pid, signal.SIGTERM)  # Popen.send_signal could reap it
             else:
                 kill_group(process.pid)
         self.handed, self.deadline = what, time.monotonic() + (KILL_SECONDS if seconds is None else seconds)

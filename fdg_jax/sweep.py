@@ -75,8 +75,8 @@ def run(asked: CommandLine, program: Program, signals: Signals, together: Togeth
             fact = f"{old} is a run of an earlier version, whose directory is now called {one.name}"
             raise BadInput(f"{fact}. Rename the directories to go on, or choose another --run-dir.")
         checks.check(one.options, one.given)
-        left_to_do(folder / one.name, one)  # refuses a run with other options
-    names = ("model", "K", "dataset", "split", *OF_MODELS)  # what check_names looks at
+        left_to_do(folder / one.name, one)  # raises BadInput for a run with other options
+    names = ("model", "K", "dataset", "split", *OF_MODELS)  # the options that check_names checks
     for options in {tuple(getattr(one.options, name) for name in names): one.options for one in found}.values():
         checks.check_names(options, program.datasets)
     if asked.start.dry_run:

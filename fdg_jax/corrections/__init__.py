@@ -111,8 +111,9 @@ def for_stage(
 
 
 def together(corrections: Sequence[Correction]) -> Correction:
-    """Combines several corrections into one. Each keeps its own state. When a gradient is used, first the `gradient`
-    functions of all corrections act, in order, then all `before`, then the stage's optimizer, then all `optimizer`."""
+    """Combines several corrections into one. Each keeps its own state. When a gradient is used, the `gradient`
+    functions of all corrections act first, in order. Then come all `before` transformations, the stage's optimizer, and
+    the wrappers of all `optimizer` functions."""
     if len(corrections) < 2:
         return corrections[0] if corrections else NONE
 

@@ -23,7 +23,8 @@ Without momentum, c = τ and larger c make the largest stable learning rate smal
 (python -m experiments.stability).
 
 For SGD, spike equals msnag. With Adam (m = b1) they are equal only after many updates and without weight decay. In the
-first updates, Adam's bias corrections differ: at the first update with τ = 13, spike looks 1.79 times as far ahead.
+first updates, Adam's bias corrections differ: at the first update with τ = 13, spike looks 1.79 times as far ahead as
+msnag.
 Lion's and Muon's updates do not shrink without gradients, so with them spike looks less far ahead than the weights
 move.
 

@@ -8,8 +8,8 @@ of v v is a running mean: 0.999 of the old mean plus 0.001 of v v, with Adam's b
 usual update. The penalty is the staleness + 1 if the weight has moved by C in each update, and 1 if it has not moved.
 
 Deviations from FTPipe's code: FTPipe counts the initial, empty momentum buffer as a first sample of the mean, so after
-n updates its penalty minus 1 is about sqrt((n + 1) / n) times the one here. For a constant gradient at a staleness of
-5, the penalties of updates 2, 3 and 4 are 2.414, 3.267 and 4.205 in FTPipe, and 2.000, 2.847 and 3.760 here. FTPipe
+n updates its penalty minus 1 is about sqrt((n + 1) / n) times as large as here. For a constant gradient at a staleness
+of 5, the penalties of updates 2, 3 and 4 are 2.414, 3.267 and 4.205 in FTPipe, and 2.000, 2.847 and 3.760 here. FTPipe
 also divides coupled weight decay by the penalty. Here the optimizer adds weight decay later, so it is not divided.
 FTPipe does not accumulate gradients. With --accumulate, distances and C are those of whole updates.
 

@@ -111,7 +111,7 @@ class CorrectionSpec(NamedTuple):
 
     make(late, **options) -> Correction.
     options: the file's class `Options`; None if the correction has no options of its own (fdg_jax.options.fields).
-    takes: the options of every run that `make` also takes; can be ("beta",).
+    takes: the options of the run that `make` also takes; can be ("beta",).
     needs: the fields of `late` that must be known: "learning_rate", "momentum".
     weights: "stashed" or "current" if the correction is only for gradients at these weights (`--weights`); "" for both.
     """

@@ -6,7 +6,8 @@ The factor is applied before weight decay and momentum, so it does not just scal
 correction, unless a chosen correction takes beta itself (`fdg_jax.checks.plan`). `Correction.around` puts it in front
 of the stage's optax chain, after the `gradient` functions of other corrections. The paper multiplies the cotangent that
 enters each stage by beta, which also shrinks the cotangent that the stage passes down. Here cotangents are not
-multiplied, and each stage multiplies its gradient by the whole power. Both are equal in exact arithmetic (tested).
+multiplied, and each stage multiplies its gradient by the whole power. In exact arithmetic both give the same weights
+(tested).
 """
 
 import optax

@@ -6,9 +6,9 @@ It is for --weights current, where a backward pass combines the newest weights w
 forward pass. T2 estimates the weights of that forward pass by going τ updates back along the average update d.
 PipeMare's D is e^-2. With D = 0 and equal updates the estimate is exact. Stashes of this library still refer to their
 weights, for checkpoints, so T2 saves no memory here: it costs one copy of the weights. PipeMare's T3 is not a
-correction: it begins with some synchronous epochs. Here this is a run with --method bp, from whose weights a second run
-starts with --init-from (docs/corrections.md). Only the abstract of PipeMare was at hand, so T2's equations and D are
-from memory.
+correction: it begins with some synchronous epochs. Here a run with --method bp does the same; a second run starts from
+its weights with --init-from (docs/corrections.md). Only the abstract of PipeMare was at hand, so T2's equations and D
+are from memory.
 """
 
 import dataclasses

@@ -137,7 +137,7 @@ def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
         raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}. Give one above 0.")
 
     def mean(get: Callable[[Tally], Any]) -> float:
-        return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # no 0 / 0
+        return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # avoids 0 / 0
 
     metrics = {name: mean(lambda each, name=name: each.metrics[name]) for name in results[0].metrics}
     wrong = [float(each.wrong) for each in results if each.wrong is not None]

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     schedule: the method's schedule for K stages.
     stage: the class of the method's stages.
     specs: the specs of the stages k = 1..K.
-    preprocess: the function that changes each batch before it enters; None for none.
+    preprocess: the function that changes each batch before it enters; None if there is none.
     places: the device, or the devices, of each stage.
     waits: for each stage, the number of gradients that its delay line holds back; 0 if the schedule itself makes the
         gradients late.

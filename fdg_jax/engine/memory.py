@@ -90,8 +90,8 @@ def predict(engine: Engine) -> list[Memory]:
     Arguments:
         engine: the engine.
 
-    Returns: the memory of each stage of this process; [] if all stages share several devices (data parallel), a case
-    without a prediction.
+    Returns: the memory of each stage of this process; [] if all stages share several devices (data parallel), because
+    this case is not predicted.
     """
     if isinstance(engine, ScanEngine):
         lines = zip(jax.eval_shape(engine.unpacked, engine.run).lines, engine.run.sums, strict=True)
@@ -138,7 +138,7 @@ class StageContents:
         self.waiting: deque[int] = deque()
         self.shown: int | None = None  # the version whose corrected weights the stage keeps for its next forward passes
         self.updates, self.passes, self.mail, self.sent = 0, 0, 0, dict[str, int]()
-        own = tree_bytes(jax.eval_shape(stage.variables)["params"])  # as if no weights were cut
+        own = tree_bytes(jax.eval_shape(stage.variables)["params"])  # as if no weights were sharded
         self.base = initial(stage.k, stage.state, min(own, tree_bytes(stage.state.params)))
 
     def run(self, kind: str, batch: int, messages: dict[str, int]) -> dict[str, int]:

@@ -42,7 +42,8 @@ class ScanEngine(Engine):
     run: the state of the run.
     step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first skipped updates or None, norms
         of gradients)).
-    packed, unpacked: convert a state: each gradient in the rings as packed arrays, or as a tree (as in checkpoints).
+    packed, unpacked: convert a state to the form with packed gradients in the rings, or with gradients as trees (as in
+        checkpoints).
     seeds: the `Seeds` (fdg_jax.engine.seeds) that trains this run together with others and then owns its state; None
         for a run by itself.
     """

@@ -37,7 +37,7 @@ def element(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str]
 
 
 def drawn(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], spread: bool) -> str:
-    """matplotlib's SVG, in pixels."""
+    """Draws the picture with matplotlib. Returns its SVG document, in pixels."""
     # All rows end where the first row runs out of operations. Rows without any operations are ignored.
     end = float(min(max(op.end for op in shown if op.k == k) for k in {op.k for op in shown}))
     late = stalest([op for op in shown if op.end <= end])

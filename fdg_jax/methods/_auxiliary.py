@@ -50,7 +50,7 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
 
     PredSim (Nokland and Eidnes 2019): (1 - 0.99) L_pred + 0.99 L_sim. L_pred is the user's loss. L_sim is the mean over
     all b^2 pairs of (S(features) - S(one-hot labels))^2, where S is `similarity`.
-    Deviation: L_sim is a mean, as in their code; their paper prints the squared Frobenius norm, which is a sum.
+    Deviation: L_sim is a mean, as in the authors' code; the paper prints the squared Frobenius norm, which is a sum.
 
     Arguments:
         loss: the user's loss(scores, labels) -> scalar.
@@ -119,7 +119,7 @@ class LinearClassifier(nn.Module):
     The classifier is trained; that of Mostafa et al. is fixed and random. Maps are averaged over windows, which halves
     height and width in turns until at most `entries` numbers per example are left. As in the code of Nokland and
     Eidnes, the classifier's weights start at zero, so the first batch trains the classifier but not the stage.
-    Deviation: for odd sizes, their averages include zero padding; ours do not.
+    Deviation: for odd sizes, the averages of Nokland and Eidnes include zero padding; ours do not.
     """
 
     classes: int

@@ -7,10 +7,10 @@ schedule is BP's. Only the placement differs: each stage is on all K devices, wi
 batch is split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce).
 Then all devices make the same update.
 
-`--batch-norm sync`: a stage computes as in BP with K replicas (`devices=[[a, b], ...]`), on arrays that are sharded
-over the devices; XLA inserts the communication. A batch norm sees the whole batch, so this is BP for any module, except
-for the rounding of sums. If the number of devices does not divide the batch size, every device computes the whole
-batch, which is exact but no faster.
+`--batch-norm sync`: a stage's programs are those of BP. Their arrays are sharded over the devices, as for any stage on
+several devices (`devices=[[a, b], ...]`), and XLA inserts the communication. A batch norm sees the whole batch, so this
+is BP for any module, except for the rounding of sums. If the number of devices does not divide the batch size, every
+device computes the whole batch, which is exact but no faster.
 
 `--batch-norm local` behaves as PyTorch's DistributedDataParallel: each replica normalises with its own part of the
 batch, and has its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. If K does

@@ -26,7 +26,7 @@ from fdg_jax.schedule import Accumulation, Op, Schedule, Tick, chain, check_accu
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """DDG's options. beta and weights are options of every run."""
+    """DDG's own options. DDG also takes beta and weights."""
 
     accumulate: int = option(
         1,

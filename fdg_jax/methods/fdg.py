@@ -29,7 +29,7 @@ Order = Literal["backward-first", "forward-first"]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """FDG's options. beta and weights are options of every run."""
+    """FDG's own options. FDG also takes beta and weights."""
 
     order: Literal["backward-first", "forward-first"] = option(
         "backward-first",

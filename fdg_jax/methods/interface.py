@@ -21,7 +21,7 @@ class Method(NamedTuple):
         that are parameters of `schedule` are passed to it; the stages get all others (`Spec.options`).
     takes: which of the options "beta" and "weights" the method accepts. The pipeline itself implements these two.
     delay_line: whether a run with stashed weights is exactly BP with each stage's gradient delayed by
-        `schedule.delays` backward passes, so that one device can do the training of K.
+        `schedule.delays` backward passes, so that one device can do the same training as K devices.
     same_for_every_K: whether K only changes where the work is done, not the result. The paper's warm-up for K = 3 and 4
         is not used for such methods.
     words: {kind of operation: what it does} for kinds other than F and B, for drawings.

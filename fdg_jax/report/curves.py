@@ -24,7 +24,7 @@ def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart
     rates = learning_rates(config) if paper else []
     end = max((event["epoch"] for event in (*train, *test)), default=0.0)
     marks = [x for (x, rate), (_, before) in zip(rates[1:], rates, strict=False) if rate != before and x < end]
-    shown = [  # title, name in the lines, lines, a style without dashes
+    shown = [  # title, key in metrics.jsonl, lines, a style without dashes
         ("Training loss", "train_loss", train, 0),
         ("Test error (%)", "test_error_percent", test, 4),
         ("Bits per byte of the test text", "test_bits_per_byte", test, 8),

@@ -38,7 +38,7 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
 
     Arguments:
         run: the directory.
-        config: the run's configuration; None: read from config.json.
+        config: the run's configuration; None to read it from config.json.
 
     Raises:
         BadInput: a file of the run is damaged.

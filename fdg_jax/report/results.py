@@ -20,8 +20,8 @@ from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 
-# FREE: options that may change when a run is resumed, except for its length and data. OTHER: options in which runs of
-# one group may differ.
+# FREE: options that may change when a run is resumed, except for those that set its length and its data. OTHER: options
+# in which runs of one group may differ.
 FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text", "tokens", "validation"}
 OTHER = {"seed", "log_every", "window", *FREE}
 SETTLED = ("split", "warmup")  # by default, these follow from method and K
@@ -124,15 +124,16 @@ def having(events: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, A
 def clock_of(
     measured: Sequence[tuple[float, float | None]], per_example: int, mean: float | None
 ) -> Callable[[float], float | None]:
-    """Returns a function: number of examples -> seconds of training until then. It integrates the speeds in the lines
-    of metrics.jsonl. For a finished run it is scaled to the run's mean speed. It returns None if no speed was measured.
+    """Returns a function: number of examples -> seconds of training until then. The seconds are computed from the
+    speeds in the lines of metrics.jsonl. For a finished run they are scaled to match the run's mean speed. The function
+    returns None if no speed was measured.
 
     Arguments:
         measured: for each line, (examples until then, images/s or tokens/s since the line before). The speed is None if
             programs may have compiled.
         per_example: tokens of an example; 1 for an image.
-        mean: the mean speed of the whole run; None if it is not finished. Missing speeds are replaced by it, or else by
-            the median of the known speeds.
+        mean: the mean speed of the whole run; None if the run is not finished. Missing speeds are replaced by `mean`,
+            or else by the median of the known speeds.
     """
     known = [speed for _, speed in measured if speed]
     usual = mean or (statistics.median(known) if known else 0.0)

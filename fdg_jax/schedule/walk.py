@@ -58,7 +58,7 @@ def walk(schedule: Schedule, ticks: Iterable[tuple[int, Tick]]) -> Iterator[tupl
             sends = gives(op)
             sender |= dict.fromkeys(sends, op)
             passes[op.k] = passes.get(op.k, 0) + (op.kind == "B")
-            used = passes[op.k] - schedule.wait(op.k)  # gradients
+            used = passes[op.k] - schedule.wait(op.k)  # the number of gradients that may be used
             updates = op.kind == "B" and used > 0 and used % schedule.accumulate == 0
             steps.append(Step(op, newest.get(op.k), senders, sends, updates))
             newest[op.k] = op
