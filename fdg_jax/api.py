@@ -68,8 +68,8 @@ class Pipeline:
         arguments here. beta**(K-k) is applied first, unless a chosen correction takes beta itself. Adam, Muon and
         others divide a gradient by its size, so beta cancels; `init` tries three steps of the optimizer and warns
         if beta cancels.
-    learning_rate, momentum: those of the optimizer, for corrections that need them. They cannot be read from an optax
-        chain.
+    learning_rate, momentum: the optimizer's learning rate and momentum, for corrections that need them. They cannot be
+        read from an optax chain.
     method: the name of a file of fdg_jax/methods, or a `Method` of your own.
     beta, order, weights, and further keyword arguments (accumulate, aux, ...): as the flags of the same names. A
         method refuses options that it does not have.
@@ -86,9 +86,8 @@ class Pipeline:
     preprocess: preprocess(inputs, step) -> inputs of stage 1; or preprocess(inputs, labels, step) -> (inputs of stage
         1, labels of the loss), for mixup, masks or noise. It is traced, and step counts batches from 0. The second form
         runs on stage 1's device for the inputs and on stage K's device for the labels; XLA removes the unused half.
-        Evaluation does not use it: `evaluate` takes labels like those of batches, or like those that preprocess makes.
-    guard: skip every update whose loss or gradient has a NaN or an infinity, and discard running statistics that have
-        one.
+        Evaluation does not use preprocess: `evaluate` takes labels as batches have them, or as preprocess makes them.
+    guard: skip every update whose loss or gradient has a NaN or an infinity, and discard non-finite running statistics.
         A skipped update leaves weights and moments unchanged, but learning-rate schedules count it. `Metrics.bad`
         reports skipped updates.
     gradient_norms: measure the norm of every stage's gradient, for `Metrics.gradient_norms`.
@@ -448,8 +447,8 @@ class Pipeline:
                 other axes may differ in length from those in training.
             transform: maps the inputs to those of stage 1, as in `evaluate`; with it, any inputs are allowed.
                 `preprocess` is not used: it is for training.
-            key: a JAX random key, for modules that draw random numbers in evaluation. The draws are those of the first
-                batch of `evaluate`.
+            key: a JAX random key, for modules that draw random numbers in evaluation. They draw the same numbers as in
+                the first batch of `evaluate`.
             variables: other weights and statistics, as in `evaluate`.
 
         Returns: a tree of NumPy arrays [n, ...].

@@ -35,7 +35,7 @@ FILES = ("text", "tokens", "validation")  # options that take several files
 
 
 class Program(NamedTuple):
-    """A training command. The defaults of its fields are those of the command `cifar`."""
+    """A training command. The defaults of the fields describe the command `cifar`."""
 
     command: str  # python -m ...
     trains: str = "a residual network on CIFAR-10"
@@ -53,11 +53,11 @@ class Program(NamedTuple):
 class CommandLine(NamedTuple):
     """A parsed command line.
 
-    options, joining: the options of the run, and those for joining other processes.
-    given, joining_given: the names of those options that the user gave.
+    options, joining: the options of the run, and the options for joining other processes.
+    given, joining_given: the names of the options that the user gave, of both kinds.
     start: the flags that concern only this start.
     places: for each option that comes from --config FILE, where it stands in the file.
-    line, file: the options on the command line, and those in the file.
+    line, file: the options on the command line, and the options in the file.
     """
 
     options: Config

@@ -324,8 +324,8 @@ def balanced(costs: Sequence[float], K: int, R: Sequence[int] | None = None) -> 
     Arguments:
         costs: a positive number for each of K or more blocks.
         K: number of stages.
-        R: the number of devices of each stage. They share its work evenly: a stage's time is its cost / R. None: one
-            device per stage.
+        R: the number of devices of each stage, which share the stage's work evenly: a stage's time is its cost / R.
+            None: one device per stage.
 
     Example:
         >>> balanced([1, 1, 2, 4], 2)

@@ -1,8 +1,8 @@
 """Reads JSON files that may be edited, truncated or malicious: the result is plain values or a ValueError.
 
-Python's own reader accepts content that causes failures only later, far from the file: nesting that overflows the
-stack, integers of thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be encoded again. If
-a key occurs twice, it silently takes the last value. This module refuses all of these; this package never writes them.
+Python's own reader accepts content that causes failures only later: nesting that overflows the stack, integers of
+thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be encoded again. If a key occurs
+twice, Python silently takes the last value. This module refuses all of these; this package never writes them.
 """
 
 import itertools

@@ -11,7 +11,7 @@ Deviations from FTPipe's code: FTPipe counts the initial, empty momentum buffer 
 n updates its penalty minus 1 is about sqrt((n + 1) / n) times as large as here. For a constant gradient at a staleness
 of 5, the penalties of updates 2, 3 and 4 are 2.414, 3.267 and 4.205 in FTPipe, and 2.000, 2.847 and 3.760 here. FTPipe
 also divides coupled weight decay by the penalty. Here the optimizer adds weight decay later, so it is not divided.
-FTPipe does not accumulate gradients. With --accumulate, distances and C are those of whole updates.
+FTPipe does not accumulate gradients. With --accumulate, distances and C refer to whole updates.
 
 The method is for SGD. Adam and others divide a gradient by its size, elementwise. So they cancel a penalty that is
 constant from one gradient to the next, and only its changes have an effect.

@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     places: the device, or the devices, of each stage.
     waits: for each stage, the number of gradients that its delay line holds back; 0 if the schedule itself makes the
         gradients late.
-    weights: the weights of the backward pass, "stashed" (those of the forward pass) or "current".
+    weights: the weights at which gradients are taken: "stashed" (of the batch's forward pass) or "current" (newest).
     corrections: the names of the corrections of late gradients, in order, without the multiplication by beta.
     read_behind: the most dispatches whose losses may be unread.
     """

@@ -111,8 +111,8 @@ class Losses:
         return taken
 
     def warn(self) -> None:
-        """Warns once about a finished loss that is NaN or infinite. Call it before changing anything, because a warning
-        filter may raise it as an error."""
+        """Warns once about a finished loss that is NaN or infinite. Call this method before changing anything, because
+        a filter may turn the warning into an error."""
         if self.lost is None or self.warned:
             return
         self.warned = True

@@ -2,8 +2,7 @@
 
 Every array of the common state has a leading axis of seeds. Initial weights, batches, augmentation and dropout differ
 between seeds; everything else is the same. Each run keeps its `ScanEngine`, whose state is a slice of the common state.
-So losses, checkpoints and results have the same layout as those of a run by itself, and each run can be continued by
-itself.
+So losses, checkpoints and results have the same form as in a run by itself, and each run can be continued by itself.
 
 The runs enter their batches one after the other; the last one starts the program. Rounding differs from that of a run
 by itself, because sums over a batch are taken in another order (batch norms), and because convolutions are packed on a

@@ -1,9 +1,9 @@
 """Tracks dispatched operations until they are finished, so that a watchdog can name the one that all others wait for.
 
-The host loop does not wait, so it does not notice when a stage stops: it dispatches more work until a limit stops it
-somewhere else. But operations depend only on earlier operations. So all operations wait for the earliest unfinished
-one. To find it, an engine keeps a small result of every operation: an array that is ready when the operation is
-finished.
+The host loop does not wait, so it does not notice when a stage hangs: it goes on with other stages until it reaches the
+limit of unread losses. Operations depend only on earlier operations, so the earliest unfinished operation is the one
+that all others wait for. To find it, an engine keeps a small result of every operation: an array that is ready when
+the operation is finished.
 """
 
 import time

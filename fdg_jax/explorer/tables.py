@@ -86,8 +86,8 @@ def repetition(schedule: Schedule, ticks: int) -> tuple[int, int]:
 
 
 def sends(schedule: Schedule, ticks: int) -> dict[str, list[tuple[str, int, int]]]:
-    """{"F1": [(kind, k, n), ...], ...}: the operations that read the messages of F at stage 1. An entry (kind, k, n)
-    means that stage k's operation on the batch n later reads one."""
+    """{"F1": [(kind, k, n), ...], ...}: the operations that read the messages of F at stage 1. (kind, k, n) means that
+    the message about batch b is read by stage k's operation of this kind on batch b + n."""
     readers: dict[Op, list[tuple[str, int, int]]] = {}
     for _, steps in walk(schedule, filling(schedule, ticks)):
         for step in steps:

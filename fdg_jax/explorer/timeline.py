@@ -142,8 +142,8 @@ def full_tick(schedule: Schedule) -> int:
 
 
 def stalest(shown: Sequence[Shown]) -> Shown | None:
-    """The first backward pass with the most updates since its forward pass; None if no gradient is late. Backward
-    passes whose forward pass used the initial weights are only taken if there is no other."""
+    """The first backward pass with the most updates since its forward pass; None if no gradient is late. If possible,
+    batches that went forward with the initial weights are skipped."""
     late = [op for op in shown if op.kind == "B" and op.version > op.used]
     most = [op for op in late if op.version - op.used == max(op.version - op.used for op in late)]
     return next((op for op in most if op.used), most[0] if most else None)

@@ -11,7 +11,7 @@ float32 and take sizes from their inputs. Every head is used like this:
     value = local_loss(loss, outputs, labels)  # loss(scores, labels) is the user's
 
 Deviations of all of them: biases start at zero; PyTorch's are random. Convolutions start from He's normal
-distribution over the fan-out, as elsewhere in this package. They have no bias, except a synthesizer's last one.
+distribution over the fan-out, as elsewhere in this package. Only the last convolution of a synthesizer has a bias.
 """
 
 from collections.abc import Callable, Mapping

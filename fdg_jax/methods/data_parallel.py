@@ -3,9 +3,9 @@
     θ^{t+1} = θ^t - γ_t (g^{t,1}(θ^t) + ... + g^{t,K}(θ^t)) / K        g^{t,r}: the gradient of part r of batch t
 
 The network is cut into K stages, so that parameters, flags and checkpoints are the same as for every other method. The
-schedule is BP's. Only the placement differs: each stage is on all K devices, with its weights on each of them, and a
-batch is split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce).
-Then all devices make the same update.
+schedule is BP's. Only the placement differs: each of the K devices has the weights of all stages, and a batch is split
+along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce). Then all
+devices make the same update.
 
 `--batch-norm sync`: a stage's programs are those of BP. Their arrays are sharded over the devices, as for any stage on
 several devices (`devices=[[a, b], ...]`), and XLA inserts the communication. A batch norm sees the whole batch, so this

@@ -2,9 +2,9 @@
 
     y = W x:    dW = dy x^T as in BP,    dx = B^T dy instead of W^T dy        B: random, and never trained
 
-To compute the cotangents of inputs, each parameter with more than one axis (a kernel) is replaced by a random one from
-its initial distribution. Scales and biases of batch norms are not replaced, nor are weights that reach a stage in a
-message, such as the table of a tied embedding. A layer's own gradient, inputs times cotangent, is computed as in BP.
+To compute the cotangents of inputs, each parameter with more than one axis (a kernel) is replaced by a random array of
+the same initial distribution. Scales and biases of batch norms are not replaced. Nor are weights that reach a stage in
+a message, such as the table of a tied embedding. A layer's own gradient, inputs times cotangent, is computed as in BP.
 No derivatives are written by hand: the stage's VJP is stored without its weights, and any weights can be put in.
 """
 

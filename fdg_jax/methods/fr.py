@@ -7,9 +7,9 @@ When the gradient comes, the stage runs the forward pass on this input again (th
 replay is an ordinary training pass, so running statistics change twice per batch. Two implementations were released, by
 FR's authors (slowbull/FeaturesReplay) and by FDG's authors (Accumulated-Decoupled-Learning). Ours deviates from them:
 
-- Here stage K replays, too. Its weights have not changed, so its gradients are the same, but its running statistics
-  change twice per batch, as in the other stages. In both released codes the last module does not replay. Table 2 of the
-  FDG paper counts a replay for every module.
+- Here stage K replays, too. This does not change its gradients, because its weights have not changed since the first
+  pass. But its running statistics change twice per batch, as in the other stages. In both released codes the last
+  module does not replay. Table 2 of the FDG paper counts a replay for every module.
 - FR's code trains module 1 at twice the learning rate. Here all stages have the same learning rate.
 - Here the replay uses the dropout mask of the first forward pass, as activation checkpointing does. FR's code would
   draw a new mask, which does not match the gradient from above; its networks have no dropout.

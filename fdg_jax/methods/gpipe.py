@@ -58,8 +58,8 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
 
 
 def gpipe_messages(K: int) -> Messages:
-    """BP's messages, and the cotangent of each micro-batch's loss, which enters at stage K. This cotangent is the
-    micro-batch's fraction of the batch."""
+    """BP's messages. In addition, the cotangent of each micro-batch's loss enters at stage K: the micro-batch's
+    fraction of the batch."""
     ordinary = chain(K)
 
     def takes(op: Op) -> tuple[Address, ...]:

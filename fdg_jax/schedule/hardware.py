@@ -72,8 +72,8 @@ class Machine(NamedTuple):
     spread: bool = False
 
     def between(self, k: int, j: int) -> Link:
-        """The link between stages k and j. If they are not neighbours, it is as slow as the slowest link between
-        them."""
+        """The link between stages k and j. For stages that are not neighbours, it is as slow as the slowest link
+        between them."""
         return self.link if isinstance(self.link, Link) else slowest(self.link[min(k, j) - 1 : max(k, j) - 1])
 
     def replicated(self, R: Sequence[int], gradients: Sequence[Number], within: Link) -> "Machine":

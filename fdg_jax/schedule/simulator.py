@@ -112,7 +112,7 @@ class _Run:
         (self.release if arrives else self.finish)(task)
 
     def start(self, task: Task) -> None:
-        """Begins the task if nothing blocks it and it is the first in its queue."""
+        """Begins the task if it is not blocked and is the first in its queue."""
         if task.blockers or task.begin is not None or self.queues[task.queue][0] is not task:
             return
         task.begin = self.now

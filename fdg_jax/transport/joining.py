@@ -37,8 +37,8 @@ def join_processes(
     same order. This includes `params`, `state`, `staleness`, `updates`, `refused` and the hashes, which wait for all
     processes. Every process computes the initial weights of all stages, but keeps only those of its own stages.
 
-    A process that ends by an exception exits at once, without running its `atexit` functions. In these functions JAX
-    would wait for the other processes, which wait for this one. `sys.exit` does run them, so call
+    A process that ends by an exception exits at once, without its `atexit` functions: in them, JAX would wait for the
+    other processes, and these wait for this process. `sys.exit` runs the `atexit` functions, so call
     `jax.distributed.shutdown` first.
 
     The messages are neither encrypted nor authenticated: use addresses of a private network.
