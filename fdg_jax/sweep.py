@@ -45,8 +45,13 @@ ONCE = ("run_dir", "resume", "data_dir")  # options that cannot differ between r
 
 
 class Combination(NamedTuple):
-    """One run of a sweep. name: of its directory. chosen: option -> value, for the swept options. options, given: all
-    options of the run, and the names of those that the user gave."""
+    """One run of a sweep.
+
+    name: the name of its directory.
+    chosen: option -> value, for the swept options.
+    options: all options of the run.
+    given: the names of the options that the user gave.
+    """
 
     name: str
     chosen: Mapping[str, Any]

@@ -139,8 +139,8 @@ class PredSim(nn.Module):
 
     For maps, the second head is a 3x3 convolution c -> c, followed by the standard deviation over space for each
     channel. (The authors' code divides by n - 1 instead of n, which does not change the cosines.) For vectors it is a
-    linear layer of the same width. Neither has a bias. As in their code, the convolution's outputs themselves are
-    compared if there are 3 channels or fewer, or only one position.
+    linear layer of the same width. Neither has a bias. As in the authors' code, the standard deviation is left out if
+    there are at most 3 channels or only one position.
     """
 
     classes: int

@@ -62,7 +62,7 @@ def forward_locked(
         K: number of stages.
         name: the method's name.
         accumulate: M, the backward passes per update.
-        accumulation: whether an update uses the "sum" or the "mean" of their gradients.
+        accumulation: whether an update uses the "sum" or the "mean" of the accumulated gradients.
         one_version: whether stage k waits M-(K-k) further backward passes before it uses a gradient. Then gradients are
             M backward passes late, and all M gradients of an update are taken at one version of the weights.
 

@@ -67,13 +67,13 @@ def fdg(
         K: number of stages.
         order: "backward-first" (Algorithm I) or "forward-first" (the theorem).
         accumulate: backward passes per update; more than 1 is ADL.
-        accumulation: whether an update uses the "sum" or the "mean" of their gradients.
+        accumulation: whether an update uses the "sum" or the "mean" of the accumulated gradients.
         name: the method's name.
 
     Returns: the schedule.
 
     Raises:
-        BadInput: K or accumulate is below 1, or order or accumulation is unknown.
+        BadInput: K or accumulate is below 1, or the value of order or accumulation is unknown.
     """
     check_K(K)
     if order not in ("backward-first", "forward-first"):

@@ -1,4 +1,4 @@
-"""GPipe (Huang et al. 2019): a batch is split into micro-batches, which pass the stages one after the other. The
+"""GPipe (Huang et al. 2019): a batch is split into micro-batches, which go through the stages one after the other. The
 gradient is BP's, but stages idle while the pipeline fills and drains (the bubble).
 
     θ_k^{t+1} = θ_k^t - γ_t (n_1/n g_k^{t,1}(θ^t) + ... + n_M/n g_k^{t,M}(θ^t))        n_m of n examples: part m

@@ -81,7 +81,7 @@ def command(config: Mapping[str, Any]) -> str:
 
 
 def shrinks(config: Mapping[str, Any]) -> bool:
-    """Whether gradients are multiplied by powers of β: the method takes β or the user gave it, and K > 1."""
+    """Whether gradients are multiplied by powers of β: if K > 1, and the method takes β or β is not at its default."""
     has = "beta" in methods.find(config["method"]).answers_to or config["beta"] != FIELDS["beta"].default
     return has and config["K"] > 1
 

@@ -79,9 +79,9 @@ class Machine(NamedTuple):
     def replicated(self, R: Sequence[int], gradients: Sequence[Number], within: Link) -> "Machine":
         """A copy of this machine in which stage k has R[k-1] devices, each of which computes a part of every batch.
 
-        This is the best case. An operation takes 1/R of its time. A message between two stages is spread over as many
-        links as the stage with fewer devices has devices. Every device makes the whole update. After a backward pass
-        the gradients are summed over a ring.
+        This is the best case. An operation takes 1/R of its time. A message between stages with r and s devices is
+        spread over min(r, s) links. Every device makes the whole update. After a backward pass the gradients are summed
+        over a ring.
 
         Arguments:
             R: the number of devices of each stage k = 1..K.
