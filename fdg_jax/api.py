@@ -73,8 +73,8 @@ class Pipeline:
     method: the name of a file of fdg_jax/methods, or a `Method` of your own.
     beta, order, weights, and further keyword arguments (accumulate, aux, ...): as the flags of the same names. A
         method refuses options that it does not have.
-    devices: one device per stage; a list or a mesh of devices for each stage; or a single device for the delay line.
-        By default accelerators, else emulated CPU devices.
+    devices: one device per stage; a list or a mesh of devices for each stage; or a single device for the engines
+        "delay-line" and "scan". The default is accelerators if there are any, else emulated CPU devices.
     engine: "pipeline" (K devices), "delay-line" (the same training on one device, where gradients wait in a queue; for
         stashed weights only), or "scan" ("delay-line" compiled as one program per batch or window of batches). On an
         accelerator, "delay-line" is the same as "scan".

@@ -250,8 +250,8 @@ def optimizer(
             the weights of D batches.
         options: options of the method and the corrections (accumulate, order, prediction, ...), as for `Pipeline`.
 
-    Returns: the optimizer. Its `update` needs the parameters. Further arguments of `update`, such as value=loss, are
-        passed to the chains of `make` in the same step, together with the older gradients that are used in it.
+    Returns: the optimizer. Its `update` needs the parameters. Further arguments of `update`, such as value=loss, go to
+        the chains of `make` in the same step, although the gradients that these chains use then are older.
 
     Raises:
         BadInput: the arguments do not fit together. `init` raises it if a parameter has no stage.

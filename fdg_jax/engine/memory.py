@@ -48,8 +48,8 @@ class Memory(NamedTuple):
     Each of several devices has its part of the batch and of sharded weights. If weights are sharded over other mesh
     axes than the batch, XLA may shard activations as well; the prediction assumes that it does not.
 
-    Not included are arrays that live only within a program or between backward pass and update: XLA's temporary
-    buffers, and one gradient, as large as weights and auxiliary weights together.
+    The prediction leaves out arrays that exist only within a program or between backward pass and update: XLA's
+    temporary buffers, and one gradient, as large as weights and auxiliary weights together.
     """
 
     k: int

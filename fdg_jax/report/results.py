@@ -260,7 +260,7 @@ def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
     shared = [name for name in names if name not in differs and any(has(run, name) for run in firsts)]
     common = {name: value_of(firsts[0], name) for name in shared}
     owns = [{name: value_of(run, name) for name in differs} for run in firsts]
-    for told in ([name for name in differs if name not in SETTLED], differs):  # shorter names first, if they differ
+    for told in ([name for name in differs if name not in SETTLED], differs):  # short names if they suffice
         titles = [called(run, {name: own[name] for name in told}) for run, own in zip(firsts, owns, strict=True)]
         if len({*titles}) == len(titles):
             break

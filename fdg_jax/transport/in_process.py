@@ -78,8 +78,8 @@ class InProcess:
             raise refusal
 
     def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Merges the dictionaries {name: array} of all processes, which have different names. With several processes it
-        waits for all of them.
+        """Merges the dictionaries {name: array} of all processes. No two of them may share a name. With several
+        processes it waits for all of them.
 
         Returns: the merged dictionary, in every process.
         """
