@@ -40,7 +40,7 @@ class Late(NamedTuple):
     momentum: float | None = None
 
     def check(self, need: str, name: str) -> None:
-        """Raises BadInput if `need` ("learning_rate" or "momentum"), which correction `name` needs, is not known."""
+        """Raises BadInput if `need` is not known. need: "learning_rate" or "momentum". name: the correction's name."""
         if getattr(self, need) is None:
             raise BadInput(
                 f"correction {name} needs the optimizer's {need.replace('_', ' ')}, which an optax chain does "

@@ -5,7 +5,7 @@
 The factor is applied before weight decay and momentum, so it does not just scale the learning rate. Every run has this
 correction, unless a chosen correction takes beta itself (`fdg_jax.checks.plan`). `Correction.around` puts it in front
 of the stage's optax chain, after the `gradient` functions of other corrections. The paper multiplies the cotangent that
-enters each stage by beta, which also shrinks the cotangent that the stage passes down. Here cotangents are not
+enters each stage by beta. This also shrinks the cotangent that the stage passes down. Here cotangents are not
 multiplied, and each stage multiplies its gradient by the whole power. In exact arithmetic both give the same weights
 (tested).
 """

@@ -4,7 +4,7 @@
     s_k learns to predict dy_k, by the squared difference
 
 At every stage boundary, a synthesizer s_k maps activations (and labels) to the gradient that stage k+1 would send. It
-is trained on the gradient that stage k+1 sends a tick later, which is itself based on a guess (bootstrapping).
+is trained on the gradient that stage k+1 sends a tick later. That gradient is itself based on a guess (bootstrapping).
 
 Deviation: the stages use the same optimizer as with all other methods (in the commands SGD with momentum, learning rate
 0.1); only the synthesizers use Adam. DGL's code, which compares DGL with DNI, trains everything with Adam at 3e-5 and
