@@ -305,8 +305,9 @@ class Pipeline:
         self.engine.wait()
 
     def refused(self) -> tuple[int, ...]:
-        """For each stage of a guarded pipeline, the number of the first skipped update, 0 if none. Waits for all
-        dispatched work. `Metrics.bad` has the same numbers without waiting, but misses updates after the last loss."""
+        """For each stage, the number of the first update that `guard` skipped, 0 if none; () without `guard`. Waits for
+        all dispatched work. `Metrics.bad` has the same numbers without waiting, but misses updates after the last
+        loss."""
         return tuple(map(int, jax.device_get(self.engine.bad())))
 
     def gradient_norms(self) -> tuple[float, ...]:

@@ -142,7 +142,7 @@ class HostEngine(Engine):
         return self._make_labels(here.put_batch(inputs), here.put_batch(labels), here.put_weights(np.int32(step)))
 
     def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
-        # A process that does not use the inputs does not read them from a disk.
+        # Only processes that use the inputs read them from a disk.
         reads = self.first or (self._make_labels and self.labels_made)
         for row in indices:
             self.enter(images[row] if reads else None, None if labels is None else labels[row], len(row))

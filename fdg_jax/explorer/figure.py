@@ -26,7 +26,7 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str],
         title: the title above the picture.
         K: number of stages.
         words: {kind of operation: what it does} for kinds other than F and B.
-        spread: whether all devices work on every stage together (data parallel). Gaps are then not waiting times.
+        spread: whether all devices work on every stage together (data parallel), so that gaps do not mean waiting.
     """
     return charts.document(drawn(shown, title, K, words, spread), title)
 
