@@ -156,7 +156,7 @@ def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
 
 
 def parser(program: Program) -> Parser:
-    """A parser that stores each flag under the name of its option. Flags that are not given are not in the result."""
+    """A parser that stores each flag under the name of its option. The result has only the given flags."""
     made, shown = empty_parser(program), effective(program)
     for group, about in GROUPS.items():
         box = made.add_argument_group(title(group), about)
