@@ -1,8 +1,8 @@
 """The host loop runs any schedule; with FDG's it is Algorithm I on one page. It dispatches and never waits for a
-message. Only the reader of losses may wait, for the oldest of more than `read_behind` (fdg_jax.engine.losses).
+message. Only reading losses may wait: if more than `read_behind` are unread, for the oldest (fdg_jax.engine.losses).
 
-The schedule knows who does what when, and who writes to whom; the stages know how. A message waits in the mail under
-its address (what, stage, batch). An operation that comes too early finds no message, which is an error.
+The schedule says which stage does which operation at which tick, and where its messages go. The stages do the work. A
+message waits in the mail under its address (what, stage, batch). If an operation comes too early, `take` raises.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from typing import Any
 class HostLoop:
     """Runs the *local* stages of a schedule; several loops, in one process or in several, can share one pipeline.
 
-    Each loop walks the whole schedule. For an operation of another loop's stage, it passes on None as the messages.
+    Each loop walks the whole schedule. For an operation of another loop's stage, `send` gets None as the message.
 
     stages: {k: stage}, with run(kind, batch, {what: message}) -> {what: message}.
     send(address, message, sender): starts to copy a message to stage address.k, without waiting. Returns the copy, or
-        None if that stage is another loop's. sender: the operation; None for what enters.
+        None if that stage is another loop's. sender: the operation that made the message; None for a part of a batch.
     on_loss(batch, loss): is called with every loss, an array that may not have been computed yet.
     """
 
