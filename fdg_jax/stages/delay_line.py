@@ -1,12 +1,13 @@
 """The whole pipeline on one device, at the speed of BP.
 
 Count by batches instead of ticks: when batch b passes stage k, the stage's weights contain exactly the gradients of the
-batches up to b-1-D, where D is the schedule's `delays`. So a pipeline with stashed weights *is* BP on each batch, with
-a delay line of length D for each stage's gradients before its optimizer. That holds for FDG and for every method whose
-gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
+batches up to b-1-D, where D is the stage's entry in the schedule's `delays`. So a pipeline with stashed weights equals
+BP on each batch with a delay line of length D between each stage's gradients and its optimizer. This holds for FDG and
+for every method whose gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
 
-This module has this as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU, the
-delay-line engine is the host loop with BP's schedule and delayed stages (fdg_jax.engine.host_engine says why).
+This module has the delay line as pure functions for accelerators, where `lax.scan` trains many batches in one dispatch.
+On a CPU, the delay-line engine is the host loop with BP's schedule and delayed stages (fdg_jax.engine.host_engine says
+why).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Tree = Any
 
 
 class Gradient(NamedTuple):
-    """A gradient; or a ring of them, the delay line of a stage, with leaves [slots(D), ...].
+    """A gradient. A stage's delay line is a ring buffer of gradients: a `Gradient` with leaves [slots(D), ...].
 
     grads: the gradient.
     version: the weight version at which it was taken, int32.
@@ -48,7 +49,7 @@ class LineOptions(NamedTuple):
     mean: whether these gradients are averaged instead of summed.
     dtype: the dtype of waiting gradients; None keeps their own.
     keep_weights: whether the weights of the forward pass wait beside every gradient, even if no correction needs them.
-    packings: for each stage, how a waiting `Gradient` is packed, so that few programs write it; None: it is not.
+    packings: for each stage, how a waiting `Gradient` is packed into few arrays; None: not packed.
     """
 
     delays: Sequence[int]
@@ -68,7 +69,7 @@ class LineOptions(NamedTuple):
         return self.packings[i].unpack(waiting) if self.packings else waiting
 
     def rings(self, change: Callable[[int, Tree], Tree], run: DelayState) -> DelayState:
-        """The state of a run with `pack` or `unpack` done to the gradients in its rings."""
+        """The state of a run after `change` (`pack` or `unpack`) is applied to the gradients in its rings."""
         changed = [jax.vmap(partial(change, i))(line) if D else line
                    for i, (D, line) in enumerate(zip(self.delays, run.lines, strict=True))]  # fmt: skip
         return run._replace(lines=tuple(changed))
@@ -165,8 +166,8 @@ def start_stage(state: StageState, lines: LineOptions, i: int) -> tuple[StageSta
 def slots(D: int) -> int:
     """The length of a ring in which D gradients wait.
 
-    A new one is written before the oldest is read, so there is one slot more. If it took the slot of the oldest, XLA
-    would copy the whole ring at every batch, since it does not know that the read comes first.
+    A new gradient is written before the oldest is read, so there is one slot more. With D slots, the new gradient would
+    overwrite the oldest. XLA does not know that the read comes first, so it would copy the whole ring at every batch.
     """
     return D + 1 if D else 0
 
@@ -209,7 +210,7 @@ class Used(NamedTuple):
 
     at: the stage's `Progress` afterwards.
     line: the delay line afterwards.
-    late: that gradient. due: whether it was used; while the line fills, no gradient is.
+    late: the gradient that came out. due: whether it was used; none is used while the line fills.
     changes: what was added to the weights; zeros if nothing was.
     """
 

@@ -1,6 +1,6 @@
-"""Saves a stage in a checkpoint and restores it: everything is plain arrays, as {path: array}.
+"""Saves a stage for a checkpoint, as plain arrays {path: array}, and restores it.
 
-A VJP closure is not stored. It is made again by replaying the forward pass that it comes from, which is exact.
+A VJP closure is not stored. Restoring replays the forward pass that made the closure, which gives the same bits.
 """
 
 import copy
@@ -23,7 +23,7 @@ Tree = Any
 
 
 class Stash(NamedTuple):
-    """What a stage keeps of a batch until the gradient arrives. In saved states its name is memo.
+    """What a stage keeps of a batch until the gradient arrives. Saved states call it "memo".
 
     batch: the batch's number.
     closure: the VJP closure, which holds the activations only.
@@ -71,7 +71,8 @@ class Checkpointed:
     def saved(self) -> dict[str, Any]:
         """Everything that a resumed run needs of this stage, as {path: array}.
 
-        Arrays may not be computed yet. None of them is donated later: arrays that would be are copied here.
+        The arrays may still be unfinished. No later program donates them: arrays that the stage will donate are copied
+        here.
         """
         of_params = self.layout.params
         # The next update donates these.
@@ -92,7 +93,7 @@ class Checkpointed:
         return flat | self.saved_stashes()
 
     def saved_weights(self, weights: Mapping[int, Tree]) -> dict[str, Any]:
-        """The weights of each version, once, however many stashes refer to them."""
+        """The weights of each version. A version is saved once, however many stashes refer to it."""
         flat: dict[str, Any] = {}
         for version, params in weights.items():
             flat |= states.flatten(self.layout.params.unpack_now(params), f"weights/{version}/")

@@ -1,8 +1,8 @@
-"""Turns a flax.nnx module into a linen module, as stages and blocks are; has the checks that need flax.nnx, too.
+"""Turns a flax.nnx module into a linen module, so that it can be a stage or a block. Also has the checks that need nnx.
 
-`flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two faults that nobody would notice. It
-does not switch between training and evaluation, so dropout stays on. If no random key is passed to it, it drops the
-same units in every step. `from_nnx` passes `train` on and uses a key for every random stream of the module.
+`flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two silent faults. It does not switch
+between training and evaluation, so dropout stays on in evaluation. Without a random key, it drops the same units in
+every step. `from_nnx` passes `train` on and gives every random stream of the module a key.
 """
 
 import dataclasses
@@ -32,11 +32,12 @@ WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` 
 def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Makes a stage, or a block, of a flax.nnx module.
 
-    In training the module is as after `module.train()`, in evaluation as after `module.eval()`: then `nnx.Dropout` is
-    off and `nnx.BatchNorm` uses running averages. Switches that `__call__` takes, such as `train`, are set, too. Every
-    random stream gets another key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
-    `Pipeline.params`. `nnx.BatchStat` is "batch_stats". Variables of any other type are a collection of their own,
-    which is kept from step to step. What the module sows as "losses" is minimised; other sown values are dropped.
+    In training the module is as after `module.train()`. In evaluation it is as after `module.eval()`: `nnx.Dropout` is
+    off, and `nnx.BatchNorm` uses running averages. Switches that `__call__` takes, such as `train`, are set, too. Every
+    random stream gets a new key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
+    `Pipeline.params`. `nnx.BatchStat` variables are "batch_stats". Variables of any other type form a collection of
+    their own, which is kept from step to step. What the module sows as "losses" is minimised; other sown values are
+    dropped.
 
     Arguments:
         make: the module's class, or a function that makes it; it gets args, kwargs and `rngs`, an `nnx.Rngs`, so that
@@ -190,7 +191,7 @@ class FromNNX(nn.Module):
                     self.put_variable(kind, name, value)
 
     def refuse(self, who: str, fact: str) -> None:
-        """Raises BadInput for what a module does in evaluation."""
+        """Raises BadInput about something that a module does in evaluation: `fact`."""
         raise BadInput(
             f"{who} {fact} in evaluation, too. module.eval() sets `deterministic` and `use_running_average` of all its "
             "modules: use these fields, or give __call__ an argument `train`."
@@ -234,7 +235,7 @@ def place(at: tuple[Any, ...], leaf: Any) -> Path:
     kind = "params" if isinstance(leaf, nnx.Param) else "batch_stats" if isinstance(leaf, nnx.BatchStat) else "arrays"
     if kind == "arrays" and isinstance(leaf, nnx.Variable):
         kind = nnx.variable_name_from_type(type(leaf), allow_register=True)
-    return (kind, str(at[0]), *at[1:])  # whole numbers stay so, as nnx.update wants them
+    return (kind, str(at[0]), *at[1:])  # integers stay integers, as nnx.update needs them
 
 
 def nested(leaves: Any) -> dict[str, dict[str, Any]]:
@@ -291,12 +292,12 @@ def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, contex
 def check_shared(
     owners: dict[int, tuple[Any, str]], who: str, module: nn.Module, variables: Mapping[str, Tree]
 ) -> None:
-    """Raises BadInput for weights that two stages would share: plain Flax has them once, but every stage would train a
-    copy of its own. Within a stage they stay shared.
+    """Raises BadInput if two stages share weights. Plain Flax has shared weights once, but here every stage would train
+    its own copy. Sharing within a stage is allowed.
 
     Arguments:
-        owners: {id of a module, or of an nnx variable, in earlier stages: (its owner, the stage in words)}. Those of
-            this stage are added.
+        owners: {id of a module, or of an nnx variable, in earlier stages: (its owner, the stage in words)}. This
+            stage's entries are added.
         who: the stage, in words.
         module, variables: the stage's module, and its Flax variables.
     """

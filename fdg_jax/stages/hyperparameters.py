@@ -1,4 +1,4 @@
-"""The state of a user's own optimizer within that of a stage: shown as optax has it, and its hyperparameters set.
+"""Finds the state of the user's optimizer in the state of a stage, and sets hyperparameters in it.
 
 A compiled update holds the numbers that an optimizer was made with. `optax.inject_hyperparams` keeps them in the
 optimizer's state instead, where they can be changed between two updates without compiling anything again.
@@ -30,7 +30,7 @@ def of_user(opt_state: Tree) -> Tree:
 
 
 def with_values(opt_state: Tree, values: Mapping[str, Any], k: int) -> Tree:
-    """The state of stage k's optimizer with other values of injected hyperparameters, wherever they stand in it.
+    """The state of stage k's optimizer with new values of injected hyperparameters, wherever they are in the state.
 
     Raises:
         BadInput: the optimizer has no such hyperparameter, it follows a schedule, or a value has another shape.

@@ -56,14 +56,16 @@ def guard_loss(report: Callable[..., Tree]) -> Callable[..., Tree]:
 
 
 def after_refusal(before: Tree, after: Tree) -> Tree:
-    """The state of an optimizer or a correction after a refused update: `before`, but its schedules' counts go on.
+    """The state of an optimizer or a correction after a refused update: `before`, with the counts of schedules
+    advanced.
 
-    A count is a single integer. A count beside arrays in a named tuple or a dictionary, such as Adam's, counts what
-    these arrays average; it keeps its value. MultiSteps keeps its whole state, so that it averages only good gradients.
+    A count is a single integer. A count beside arrays in a named tuple or a dictionary, such as Adam's, says how many
+    gradients these arrays average, so it keeps its value. MultiSteps keeps its whole state, so that it averages only
+    good gradients.
 
     Arguments:
         before: the state before the update.
-        after: the state if the update had been made.
+        after: the state that the update would have made.
     """
     if hasattr(before, "dtype"):
         return after if counts(before) else before

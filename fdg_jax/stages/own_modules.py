@@ -71,7 +71,7 @@ def check_shapes(
     Returns: the shapes.
 
     Raises:
-        BadInput: something does not fit. It names the stage and the shapes.
+        BadInput: something does not fit. The message names the stage and the shapes.
     """
     from fdg_jax.stages.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
 
@@ -124,7 +124,7 @@ def check_message(who: str, k: int, y: Tree) -> None:
 def check_loss(loss: Callable, outputs: Tree, labels: Tree, draws: bool) -> Tree:
     """The shapes of what a loss returns. Raises BadInput unless this is one number, or (number, {name: number}).
 
-    draws: whether it takes a random key.
+    draws: whether the loss takes a random key.
     """
     fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
     way_out = WEIGHTED if all_weighted(labels) else ""
@@ -147,8 +147,8 @@ def check_loss(loss: Callable, outputs: Tree, labels: Tree, draws: bool) -> Tree
 def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callable[[jax.Array], dict[str, Tree]]:
     """The function that makes the initial variables of stage k from a key, or copies the given ones.
 
-    Variables are made before stages k > 1 have inputs. So it raises BadInput if variables depend on the values of the
-    inputs. It also raises BadInput if given variables do not fit.
+    Variables are made before stages k > 1 have inputs. So variables that depend on the values of inputs raise BadInput.
+    Given variables that do not fit raise BadInput, too.
     """
     if given is not None:
         fitting = fitting_variables(k, seen.variables, given, seen.x)
@@ -196,7 +196,7 @@ def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) 
     try:
         with nn.intercept_methods(told):
             other = text(trace_forward(module, seen.compute, seen.params, seen.extra, seen.x)[0])
-    except Exception:  # it draws random numbers, say
+    except Exception:  # for example, it draws random numbers
         other = ""
     # A part within nn.jit is not traced again, so its switch cannot be set.
     if other != text(seen.forward) or told.found.keys() != untold.found.keys():
@@ -209,8 +209,8 @@ def text(trace: Any) -> str:
 
 
 def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> ComputeOptions:
-    """How a module is computed, with the random streams that it asks for in evaluation. Raises BadInput if it cannot be
-    evaluated: batch statistics that are always in training mode."""
+    """How a module is computed, with the random streams that it asks for in evaluation. Raises BadInput if the module
+    cannot be evaluated, because its batch statistics are always in training mode."""
     compute, fact = seen.compute, f"{who} can be trained but not evaluated"
     while True:
         outputs, key = functions(module, compute=compute).outputs, key_shape() if compute.draws else None
@@ -227,14 +227,14 @@ def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> Compute
 
 
 def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> None:
-    """Looks for arrays that are made of a module's weights and kept for its backward pass.
+    """Looks for arrays that are computed from a module's weights and kept for its backward pass.
 
-    If the backward pass must use other weights (because of the option `other`), these arrays would bring in the old
-    ones, and it raises BadInput. Otherwise copies of matrices, such as weights cast to another dtype, only cost memory,
-    and it warns. Copies have a kernel's size and do not grow with the batch. With current weights, vectors made of
-    weights alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep no
-    such arrays. Layers that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product.
-    All of flax.linen's norms with a scale are such layers.
+    If the option `other` makes the backward pass use other weights, these arrays would bring in the old weights, so
+    BadInput is raised. Otherwise they only cost memory, so copies of matrices, such as weights cast to another dtype,
+    cause a warning. A copy has the size of a kernel and does not grow with the batch. With current weights, vectors
+    made of weights alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv)
+    keep no such arrays. Layers that multiply by a vector of weights, such as flax.linen's norms with a scale, do: JAX
+    keeps the vector in the shape of the product.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.params) if leaf.ndim > 1}
     copies = [kept.ndim > 1 and kept.size in kernels for kept in seen.kept]
@@ -272,8 +272,8 @@ def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> N
 
 
 def fitting_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> dict[str, Tree]:
-    """The variables given for stage k, in the containers of its module. They may come in other containers: a file turns
-    containers with a class of their own into dictionaries (fdg_jax.arrays).
+    """The variables given for stage k, in the container types of its module. They may come in other types, since a file
+    turns containers with a class of their own into dictionaries (fdg_jax.arrays).
 
     Raises BadInput if names, shapes or dtypes are not those that the module needs.
     """

@@ -1,8 +1,8 @@
 """Packs a tree of many small arrays into a few arrays, between the programs that take and return it.
 
-The more arrays go in and come out, the more a dispatch costs the host (`python -m benchmarks.host_cost`), and a network
-has some for every layer. So a stage's programs take all small arrays of one dtype as one array. They split it at their
-beginning and join its parts again at their end, which copies them on the device. Large arrays stay separate.
+A dispatch costs the host more if its program takes and returns more arrays (`python -m benchmarks.host_cost`), and
+every layer of a network has some. So a stage's programs take all small arrays of one dtype as one array. A program
+splits this array at its beginning and joins the parts at its end; both copy on the device. Large arrays stay separate.
 """
 
 import math
@@ -35,7 +35,7 @@ def small_vector(leaf: Any) -> bool:
 
 
 def shapes_of(tree: Tree) -> Tree:
-    """A tree's shapes and dtypes, and for arrays on several devices, how they lie there."""
+    """A tree's shapes and dtypes, and the shardings of arrays on several devices."""
 
     def of(leaf: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(leaf, "sharding", None)
@@ -59,7 +59,7 @@ def joined() -> Callable:
 class Packing:
     """How trees like `tree` are packed: the small leaves of each dtype as one array, every other leaf by itself.
 
-    `pack` and `unpack` can be traced. `pack_now` and `unpack_now` do the same for the host in one dispatch.
+    `pack` and `unpack` can be traced. `pack_now` and `unpack_now` do the same from the host, in one dispatch.
 
     Arguments:
         tree: arrays, or shapes.
@@ -107,7 +107,7 @@ class Packing:
         return programs.jit(self.part)
 
     def checked(self, tree: Tree) -> list[Array]:
-        """The leaves of a tree. Raises BadInput if the tree is not like the first one."""
+        """The leaves of a tree. Raises BadInput if it is not like the tree of the constructor."""
         found, treedef = jax.tree_util.tree_flatten_with_path(tree)
         if treedef != self.treedef:
             fact = f"a stage's arrays were {self.treedef} at first and became {treedef}"

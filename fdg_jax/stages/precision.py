@@ -2,7 +2,7 @@
 
 With `dtype="bfloat16"`, a stage rounds its kernels (parameters with two axes or more) and its activations to bfloat16
 *before* the VJP is taken; gradients come back as float32. A layer that rounded its weights itself would put the rounded
-copies among the closure's activations: one copy per stash, and old weights where `current` asks for the newest.
+copies among the closure's activations. That would cost a copy per stash, and `weights="current"` would use old weights.
 Everything else stays float32: vectors (biases, scale and running statistics of a batch norm), the optimizer's state,
 gradients on their way to it, the network's outputs, the loss. bfloat16 has float32's range, so the loss needs no
 scaling.
@@ -64,12 +64,12 @@ def precision(dtype: str, last: bool) -> Precision:
 
 
 def rounded(tree: Tree, dtype: Any, axes: int = 0) -> Tree:
-    """Casts float32 and bfloat16 arrays with at least `axes` axes to `dtype`, one of these two; leaves all others
-    alone.
+    """Casts float32 and bfloat16 arrays with at least `axes` axes to `dtype`, which is one of these two. Other arrays
+    stay as they are.
     """
     if dtype is None:
         return tree
-    if isinstance(tree, Reported):  # its numbers are for people
+    if isinstance(tree, Reported):  # metrics are only reported
         return tree._replace(x=rounded(tree.x, dtype, axes))
     ours = (jnp.float32, jnp.bfloat16)
     return jax.tree.map(lambda a: a.astype(dtype) if a.dtype in ours and a.ndim >= axes else a, tree)

@@ -17,7 +17,7 @@ def zeros(shapes: Tree) -> Tree:
 def shape_of(tree: Tree) -> Tree:
     """The shapes and dtypes of a tree of JAX arrays, NumPy arrays or jax.ShapeDtypeStructs, as JAX will have them."""
 
-    def of(array: Any) -> jax.ShapeDtypeStruct:  # an extended dtype is that of random keys
+    def of(array: Any) -> jax.ShapeDtypeStruct:  # random keys have an extended dtype
         dtype = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
         return jax.ShapeDtypeStruct(np.shape(array), dtype)
 

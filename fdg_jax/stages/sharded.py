@@ -1,9 +1,9 @@
-"""Weights that are cut over the devices of a stage, as the modules' partitioning metadata say.
+"""Weights that are sharded over the devices of a stage, as the modules' partitioning metadata say.
 
 Flax modules name the axes of their arrays: `nn.with_partitioning`, `nn.with_logical_partitioning`, flax.nnx's
-`out_sharding`. Rules turn these names into axes of the stage's mesh. XLA does the rest: it cuts the computation, and
-adds the communication (tensor parallelism, FSDP). Gradients, optimizer states, delay lines and old weights are cut as
-the weights are, since they are computed from them.
+`out_sharding`. Rules turn these names into axes of the stage's mesh. XLA does the rest: it partitions the computation
+and adds the communication (tensor parallelism, FSDP). Gradients, optimizer states, delay lines and old weights are
+sharded like the weights, since they are computed from them.
 """
 
 import math
@@ -48,7 +48,7 @@ def axes_of(tree: Tree) -> Tree:
 
 
 def shardings(k: int, mesh: Mesh, axes: Tree, shapes: Tree, rules: Rules) -> Tree | None:
-    """How the variables of stage k lie on its mesh; None if each device has all of them.
+    """The shardings of stage k's variables on its mesh; None if each device has all of them.
 
     Arguments:
         axes, shapes: the names of the variables' axes, and their shapes.
@@ -81,8 +81,8 @@ def several(to: Any) -> tuple[str, ...]:
 
 
 def first_variables(init: Callable[..., Tree], key: jax.Array, cut: Tree | None, given: bool) -> Tree:
-    """The first variables of a stage. Where they are cut, each device makes its part of them, so that none has to hold
-    a whole stage. cut: the result of `shardings`. given: whether the caller gave them."""
+    """The first variables of a stage. If they are sharded, each device makes its own part, so that no device has to
+    hold a whole stage. cut: the result of `shardings`. given: whether the caller gave the variables."""
     if cut is None or given:
         made = init(key)
         return made if cut is None else jax.device_put(made, cut)

@@ -53,25 +53,25 @@ class Stage(Checkpointed):
 
     Arguments:
         spec: what the stage consists of.
-        place: where it is.
+        place: the device or devices that it is on.
         stashed: whether gradients are taken at the weights of the forward pass (Eq. 10). Otherwise they are taken at
             the newest weights and the old activations, as in the authors' code.
         accumulate: backward passes per update.
         mean: whether the gradients of these passes are averaged instead of summed.
-        delay: for how many backward passes a gradient waits before its use. 0 in a pipeline, where the schedule itself
-            delays; the schedule's `delays` where one device computes all stages (the delay line).
+        delay: how many backward passes a gradient waits before its use. It is 0 in a pipeline, where the schedule
+            itself delays gradients, and the schedule's `delays` where one device computes all stages (the delay line).
 
     Raises:
         BadInput: the method cannot train such a stage.
 
     A method's subclass may set these:
-        backward_at_other_weights: if its backward pass is never taken at the weights of the forward pass, the option
-            that is the reason, for messages ("method=fa"); else "".
+        backward_at_other_weights: the option because of which the backward pass never uses the weights of the forward
+            pass, for messages ("method=fa"); "" if there is none.
         cotangent_down: whether its stages send cotangents to the stage below.
-        keeps: {name in a checkpoint of what a stage keeps of a batch: the kind of operation that needs it last}.
+        keeps: what a stage keeps of a batch, as {its name in a checkpoint: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
-        fixed_lengths: whether what it adds to the network fits arrays of the example batch's shapes only, but for the
-            batch size.
+        fixed_lengths: whether the method's additions to the network fit only the shapes of the example batch, except
+            for the batch size.
         packs: whether small arrays are packed.
         keeps_weights: whether a stash refers to the weights of its forward pass.
     """
@@ -92,11 +92,12 @@ class Stage(Checkpointed):
         functions, state = self.make(spec)
         rule, correction, guard = self.update_rule(spec), spec.correction, spec.guard
         opt_state, corrected = rule.start(state.params)
-        # opt_state is donated, and some optimizers begin with the weights themselves (averages): hence a copy.
+        # Updates donate opt_state, and the first state of some optimizers (averages) is the weights themselves: hence a
+        # copy.
         state = state._replace(opt_state=jax.tree.map(jnp.copy, opt_state), correction=corrected)
         self.functions = functions._replace(forward=guard_statistics(functions.forward)) if guard else functions
         self.spec = spec._replace(variables={})  # else the initial weights would stay in memory
-        self.packs = self.packs and len(place.devices) == 1  # a packed array has one layout, and may be cut elsewhere
+        self.packs = self.packs and len(place.devices) == 1  # a packed array would be cut elsewhere than its parts
         state = place.put_weights(state)
         self.layout = layout = Layout.of(state, self.packs)
         self.state = layout.pack_now(state)
@@ -107,7 +108,8 @@ class Stage(Checkpointed):
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
         self.ahead: Tree = None  # what a correction makes of the newest weights for forward passes
-        # With a guard: the number of the first refused update so far, as a copy, because that in `state` is donated.
+        # With a guard: the number of the first refused update so far. It is a copy, because the one in `state` is
+        # donated.
         self.bad: Any = np.int32(0) if guard else None
         self.norm: Any = np.float32(0) if spec.norms else None  # the norm of the newest gradient, also a copy
         self.takes_labels = spec.last or self.local_loss
@@ -126,8 +128,8 @@ class Stage(Checkpointed):
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
         # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds
-        # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA contracts beta*g
-        # + decay*p into one or the other fused multiply-add.
+        # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA turns beta*g +
+        # decay*p into either of two fused multiply-adds.
         program = self.program
         self._forward = program(passed, "params extra x labels", "messages extra closure")
         self._backward = program(gradient, "closure params x dy", "grads dx")
@@ -169,7 +171,7 @@ class Stage(Checkpointed):
         closure = Closure if self.packs else None
         how = {"params": params, "grads": params, "extra": extra, "opt_state": opt_state, "closure": closure}
         before, after = ([how.get(name) for name in names.split()] for names in (takes, gives))
-        # Without this, XLA would choose how the results lie on several devices.
+        # Without this, XLA would choose the results' shardings.
         shapes = {"params": params.shapes, "grads": params.shapes, "opt_state": opt_state.shapes}
         results = self.place.results([shapes.get(name) for name in gives.split()])
         return programs.jit(on_packed(function, before, after), **options, **results)
@@ -297,7 +299,7 @@ class Stage(Checkpointed):
         return self._outputs(self.evaluated_params(), self.state.extra, x, self.place.put_weights(key))
 
     def evaluated_params(self) -> Tree:
-        """The newest weights, at the point where the optimizer wants them evaluated."""
+        """The newest weights, as the optimizer wants them evaluated (fdg_jax.stages.update.evaluated)."""
         state = self.state
         return self._evaluated(state.params, state.opt_state) if self._elsewhere else state.params
 
@@ -345,8 +347,9 @@ class Stage(Checkpointed):
 
 
 def reported_update(rule: UpdateRule, params: Tree, before: Tree, grads: Tree) -> tuple[Tree, Tree, tuple[Any, ...]]:
-    """An update: (the weights, the optimizer's state, what the host sees of it). The host sees copies, since the next
-    update donates the state: the number of the first refused update, the norm of the gradient, whether it was made."""
+    """Makes an update. Returns (the weights, the optimizer's state, what the host reads): the number of the first
+    refused update, the norm of the gradient, and whether the update was made. The host reads copies, since the next
+    update donates the state."""
     params, opt_state, _ = rule.new_weights(params, before, grads)
     copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
     return params, opt_state, (*copies, was_made(before, opt_state) if rule.correction.updated else None)

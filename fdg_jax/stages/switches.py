@@ -1,7 +1,9 @@
-"""Switches: the arguments and fields that say whether a module is trained; and a search for switches that nobody sets.
+"""Switches are the arguments and fields that say whether a module is trained. This module sets them, and finds those
+that nobody sets.
 
-A stage or a block gets `train`. If a part within it has a switch and is called without it, the switch has its default.
-Then dropout may stay off, or batch statistics never move, without any error. So training is traced once with `Untold`.
+The pipeline passes `train` to a stage or block. If the stage then calls a part without setting the part's switch, the
+switch keeps its default. Then dropout may stay off, or batch statistics never move, without any error. So training is
+traced once with `Untold`, which finds such parts.
 """
 
 import inspect
@@ -96,9 +98,9 @@ def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) 
 
 
 class Tell:
-    """For flax.linen.intercept_methods: sets the switches of all parts of a module that nobody sets, for training or
-    for evaluation. A part whose caller sets its switch, and everything within it, stays as it is; so does a part with
-    a field that has another value than its default.
+    """For flax.linen.intercept_methods: sets, for training or for evaluation, every switch within a module that nobody
+    else sets. A part whose caller sets its switch stays as it is, with everything within it. A part with a field that
+    differs from its default stays as it is, too.
     """
 
     def __init__(self, train: bool):
@@ -133,7 +135,8 @@ class Tell:
 class Untold:
     """For flax.linen.intercept_methods: finds the parts that stay in evaluation mode while their module is trained,
     because nobody sets their switch. A switch that the caller sets counts as intended, also for everything within that
-    part. So does a field, such as `not train or self.frozen`, if a module around the part is told that it trains.
+    part. A field, such as `not train or self.frozen`, counts as intended if a module around the part was told that it
+    is trained.
 
     tell: whether to set the switches that are found.
     found: {a part, in words, "" for the outermost module: its switch}.
@@ -162,7 +165,7 @@ class Untold:
             elif switch.given and (switch.argument or self.told):
                 self.looks = False
             else:
-                outermost, path = before[0] is None, "/".join(module.path)  # a path begins anew in nn.remat, say
+                outermost, path = before[0] is None, "/".join(module.path)  # paths begin anew in nn.remat, for example
                 self.found.setdefault("" if outermost else f"{path} ({type(module).__name__})".strip(), switch)
                 if self.tell:
                     return told(next_call, args, kwargs, module, switch)

@@ -100,7 +100,7 @@ class TracedModule(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        """Whether it, or the loss behind it, draws random numbers in training."""
+        """Whether the module, or the loss after it, draws random numbers in training."""
         return "rng" in self.extra
 
     def kept_of(self) -> list[tuple[list[int], bool]]:
@@ -157,8 +157,9 @@ def asked_stream(error: flax.errors.InvalidRngError) -> str | None:
 
 
 def dependences(jaxpr: Any, inputs: Sequence[int] | None = None) -> list[int]:
-    """For each result of a trace, the numbers of the arguments that it depends on: a set in bits, as there are
-    thousands. The set may be too large (results of an unknown call depend on all its arguments), but never too small.
+    """For each result of a trace, the numbers of the arguments that it depends on, as the bits of an integer, since
+    there are thousands. The set may be too large (results of an unknown call depend on all its arguments), but never
+    too small.
 
     inputs: what each argument depends on; by default on itself.
     """

@@ -1,5 +1,5 @@
-"""Labels with a weight for every example or every token, so that padding, masks and repeated examples count as they
-should, in the loss and in every average over batches. And parts of a batch, each weighted by its share.
+"""Labels with a weight for every example or every token, so that padding, masks and repeated examples count correctly
+in the loss and in every average over batches. Also cuts batches into parts, each weighted by its share.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,13 @@ Array = jax.Array
 
 
 class Weighted(NamedTuple):
-    """Labels with their weights: the labels of a batch, or a part of them. The loss gets this object, too. If a batch's
-    labels contain one, the batch counts by its weights; if they contain several, the batch counts by its examples.
+    """Labels with their weights: the labels of a batch, or a part of them. The loss gets this object, too. In averages
+    over batches, a batch with one `Weighted` in its labels counts by these weights. With several, it counts by its
+    examples.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
-    weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with theirs.
+    weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with the
+    weights' shape.
 
     Example: `loss = lambda outputs, labels: labels.mean(cross_entropy(outputs, labels.labels))`, with a cross-entropy
     that gives a number for each label.
@@ -60,8 +62,8 @@ def all_weighted(labels: Tree) -> list[Weighted]:
 
 
 def batch_weights(labels: Tree) -> Any:
-    """The weights by which a batch counts; None where it counts by its examples: no `Weighted` in its labels, or
-    several."""
+    """The weights by which a batch counts. None if its labels have no `Weighted` or several; the batch then counts by
+    its examples."""
     found = all_weighted(labels)
     return found[0].weights if len(found) == 1 else None
 
