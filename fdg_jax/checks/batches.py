@@ -177,8 +177,8 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
 def checked_batches(batches: Any, example: Tree, made: Tree) -> Iterator[Pair]:
     """The batches of an evaluation. Each is checked and copied when it is used.
 
-    Batch sizes may differ from training. So may the inputs' dtype, as a transform may follow. Labels must have the same
-    sort of number and as many axes as in training, before or after preprocess.
+    Batch sizes may differ from training. The inputs' dtype may differ, too, since a transform may follow. Labels must
+    have the sort of number and the number of axes that they have in training, before or after preprocess.
 
     Arguments:
         batches: an iterable of (inputs, labels).
@@ -276,7 +276,7 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
     def is_mean(get: Callable[[Tree], Any]) -> bool:
         found, one, two = (np.asarray(get(each), np.float64) for each in (whole, *halves))
         near = max(NEAR, 4 * float(jnp.finfo(loss_of(whole).dtype).eps)) * max(abs(found), abs(one), abs(two))
-        return not abs(found - shares @ [one, two]) > near  # a NaN counts as a mean
+        return not abs(found - shares @ [one, two]) > near  # a NaN is accepted
 
     differs = "of a batch is not the mean of its values for the parts"
     if not is_mean(loss_of):

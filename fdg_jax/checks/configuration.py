@@ -195,7 +195,7 @@ class Configuration:
 
     def check_replicas(self, n: int) -> None:
         """Raises BadInput if the devices of a stage do not divide a batch, or micro-batch, of n examples. A method that
-        spreads stages by itself has its own rule."""
+        distributes its stages itself has its own rule."""
         for k, place in enumerate(self.places, 1):
             if n % place.parts and not self.plan.method.places:
                 fact = f"a batch of {n} examples cannot be divided among the {place.parts} devices of stage k={k}"
@@ -265,7 +265,7 @@ class Configuration:
             parts = f"{M} micro-batches"
         elif self.plan.stage_options.get("batch_norm") == "local" and self.K > 1:
             parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
-        if parts and not self.loss_draws:  # a loss that draws differs from itself
+        if parts and not self.loss_draws:  # a loss that draws random numbers gives another value at each call
             cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
             weighted = "for a part of the labels that is fdg_jax.Weighted, its mean(values)"
             way_out = f"Return the mean over the examples ({weighted}), or {other}."

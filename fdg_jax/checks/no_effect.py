@@ -21,7 +21,7 @@ from fdg_jax.options.fields import said
 Tree = Any
 LENGTH = 1e-2  # length of the gradient, shorter than usual clipping lengths
 STEPS = 3  # a warm-up may begin with a learning rate of 0
-NEAR = 0.05  # relative to the update: Adam's epsilon and rounding change it by less; SGD's is halved
+NEAR = 0.05  # relative to the update: Adam's epsilon and rounding change it by less, and SGD's update is halved
 NEUTRAL = {"beta": 1.0, "gate_decay": 0.0, "scale": 1.0}  # factors on gradients: name -> the value without effect
 
 
@@ -89,7 +89,7 @@ def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
 
 
 def warn(plan: Plan, momentum: float | None, optimizer: optax.GradientTransformation, params: Tree) -> None:
-    """Gives the warning `NoEffect` for each option of a pipeline that has no effect.
+    """Issues the warning `NoEffect` for each option of a pipeline that has no effect.
 
     Arguments:
         optimizer: stage 1's optax chain.

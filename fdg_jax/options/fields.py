@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
 
-# Keywords of fdg_jax.Pipeline and its `init` with another meaning: no file may declare an option of that name.
+# Keywords of fdg_jax.Pipeline and its `init`. They have a meaning already, so no file may declare such an option.
 KEYWORDS = {
     *("stages", "loss", "optimizer", "method", "beta", "correct", "learning_rate", "momentum", "devices", "engine"),
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),

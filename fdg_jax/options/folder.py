@@ -1,7 +1,7 @@
-"""A folder in which every file is a method, a correction, a family of models or a data set, by its name.
+"""A folder in which every file defines a method, a correction, a family of models or a data set of the file's name.
 
 Nothing needs to be registered. `interface` and names with a leading underscore are helpers, not values.
-A file of a user's own may join from anywhere (fdg_jax.own_files).
+A user's own file, wherever it is, may join the folder (fdg_jax.own_files).
 """
 
 import hashlib
@@ -27,11 +27,11 @@ class OwnFile(NamedTuple):
         return hashlib.sha256(self.content).hexdigest()
 
 
-OWN: dict[str, OwnFile] = {}  # by the full names that their modules have
+OWN: dict[str, OwnFile] = {}  # by the full names of their modules
 
 
 class Loader(SourceLoader):
-    """Makes a module from bytes that were read before, so that the executed code is the code that was hashed."""
+    """Makes a module from bytes that have been read already, so that exactly the hashed code is executed."""
 
     def __init__(self, file: OwnFile):
         self.file = file

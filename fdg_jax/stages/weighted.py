@@ -18,8 +18,8 @@ class Weighted(NamedTuple):
     examples.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
-    weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with the
-    weights' shape.
+    weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with the shape
+        of the weights.
 
     Example: `loss = lambda outputs, labels: labels.mean(cross_entropy(outputs, labels.labels))`, with a cross-entropy
     that gives a number for each label.

@@ -3,8 +3,8 @@
 `start` checks what is cheap to check and claims the run directory; fdg_jax/training/lifecycle.py does the rest.
 
 Exit codes: 0 done; 2 bad input (one message, before any long work); 130, 143, 129 and 138 stopped by SIGINT, SIGTERM,
-SIGHUP and SIGUSR1 (from the first batch on, a checkpoint is written before); 1 anything else, such as a run that
-diverged or a damaged image. Flags and files: `--help`, and the README.
+SIGHUP and SIGUSR1 (after the first batch, with a checkpoint); 1 anything else, such as a run that diverged or a damaged
+image. `--help` and the README explain flags and files.
 
 Training goes on when its output can no longer be read (fdg_jax.machine.output). If the report cannot be written, the
 exit code is still that of the training.

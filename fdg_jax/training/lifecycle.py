@@ -57,7 +57,7 @@ def resumed(path: Path, asked: Config, given: frozenset[str]) -> tuple[Config, d
 
 
 def finished(path: Path, options: Config) -> bool:
-    """Whether the run to be resumed is already finished; if so, prints that."""
+    """Whether the run to be resumed is already finished. If it is, prints so."""
     if (steps := reading.finished_steps(path, options)) is None:
         return False
     longer = f"With --init-from {path} another run begins with its weights"
@@ -77,7 +77,7 @@ def prepare_and_run(
 ) -> int:
     """Returns the exit code. Raises BadInput and Stopped before the first batch.
 
-    before: config.json of a resumed run. start: what is traced and tracked.
+    before: config.json of a resumed run. start: the flags of this start, such as --profile and --track.
     """
     gpu_flags.prepare(path, before, peers.process)
     made, weights = prepare(options, before, program, signals, peers)
@@ -97,7 +97,8 @@ def life(
 ) -> Steps[int]:
     """A run from its job to its exit code. It pauses after its state is restored, and then as `Loop.train` does.
 
-    made, weights: of `prepare`. name: of one of several runs in this process, which says less.
+    made, weights: the results of `prepare`. name: the run's name if it is one of several in this process, which print
+        less; else "".
     """
     peers = made.peers
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
@@ -187,11 +188,11 @@ def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def begin(job: Job, path: Path, resume: bool, start: Start = ONE_RUN, again: str = "") -> Run:
-    """Begins a run, or restores the newest checkpoint of a resumed one. In the run directory, only removes temporary
+    """Begins a run, or restores the newest checkpoint of a resumed one. In the run directory it only removes temporary
     files and sets damaged checkpoints aside.
 
-    start: what is traced and tracked. again: the command that resumes the run. Raises BadInput if no checkpoint is
-    whole, or the run could not go on with the same bits.
+    start: the flags of this start. again: the command that resumes the run. Raises BadInput if every checkpoint is
+        damaged, or the run could not go on with the same bits.
     """
     o, root, examples = job.options, path / CHECKPOINTS, len(job.dataset.train_inputs)
     job.peers.from_zero(lambda: run_checkpoints.sweep(root))
@@ -216,7 +217,7 @@ def refuse_lost(job: Job, path: Path) -> None:
     every = run_files.read_json(config).get("checkpoint_every") if config.is_file() else None
     due = max(job.steps_per_epoch if each is None else each for each in (every, o.checkpoint_every))
     step = max((event["step"] for event in reading.events(path)), default=0)
-    # Twice `due`, because a second checkpoint is begun only after the first is written. 0: none before the end.
+    # Twice `due`, because a second checkpoint is begun only after the first is written. 0 means none before the end.
     if (path / run_files.SUMMARY).exists() or (step >= 2 * due and 0 not in (every, o.checkpoint_every)):
         fact = f"{path} has results up to batch {step:,}, but no checkpoint to go on from"
         raise BadInput(
@@ -292,7 +293,7 @@ def session(run: Run, signals: Signals) -> Steps[tuple[str, str]]:
                     job.peers.lost = True
                     loop.saving.allow_repaired_data()
                     if job.peers.processes == 1 and not loop.saving.drained:
-                        leave_checkpoint(loop)  # it needs all processes, and a state before draining
+                        leave_checkpoint(loop)  # a checkpoint needs all processes, and a state before draining
                     raise
                 except BaseException as error:
                     job.peers.lost = True
@@ -374,9 +375,8 @@ def try_checkpoint(loop: Loop) -> str:
 
 
 def train(run: Run, signals: Signals) -> Steps[int]:
-    """Trains, then writes summary.json and the report; returns the exit code. The report is written first, so that the
-    sentence on the run's end is the last line. Process 0 writes and prints; the others print only what process 0 cannot
-    know."""
+    """Trains, then writes summary.json and the report; returns the exit code. How the run ended is printed after all
+    else. Process 0 writes and prints; the others print only what process 0 cannot know."""
     first, began_in = run.job.peers.first, os.stat(run.path)
     if first:
         (run.path / run_files.SUMMARY).unlink(missing_ok=True)
@@ -448,7 +448,7 @@ ENDINGS: Mapping[type[BaseException], tuple[int, Callable[..., str]]] = {
     Broken: (1, broken),
     OSError: (1, lambda error, run: run_files.not_written(run.path, error)),
 }
-OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process where it happens knows of it
+OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process where such an error happens knows of it
 
 
 def end(error: BaseException, run: Run) -> int:

@@ -35,8 +35,8 @@ from fdg_jax.training.record import Run
 from fdg_jax.training.sampling import LENGTH, continued, sampled
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
-# Work that pauses (`yield`) where runs that train together wait for one another: where each has entered its batches,
-# and around work whose time does not count. A run by itself goes on at once.
+# Work of a run that pauses (`yield`) where runs that train together wait for one another. It pauses after batches have
+# entered, and around work whose time does not count. A single run goes on at once.
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
@@ -47,15 +47,15 @@ class Loop:
     manager that closes what the loop opens.
 
     Arguments:
-        run: what is trained. Its pipeline is at the batch of its record.
+        run: what is trained. Its pipeline and its record are at the same batch.
     """
 
     def __init__(self, run: Run, signals: Signals, progress: Progress):
         self.run, self.job, self.options, self.pipeline = run, run.job, run.job.options, run.job.pipeline
         self.record, self.signals, self.progress = run.record, signals, progress
         o, alone = self.options, self.job.peers.processes == 1  # several processes obey a signal together, in `agree`
-        # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted only tells of an
-        # interruption within a tick, and a dispatch may be many ticks.
+        # True from a call of the pipeline until the record has counted the batches. Pipeline.interrupted only shows an
+        # interruption within a tick, but a dispatch may have many ticks.
         self.in_dispatch = False
         self.in_flight = self.pipeline.watch() if o.stall_seconds or not alone else None
         self.watchdog = watchdog(self.job, self.in_flight, run.path) if self.in_flight else None
@@ -163,7 +163,7 @@ class Loop:
                 self.saving.save(best=True)
             yield
         self.progress.error = f"test error {record.error:.2f}%"
-        measures = record.measures(record.test_loss).items()  # of text: bits per byte
+        measures = record.measures(record.test_loss).items()  # for text: bits per byte
         more = f", test loss {found.loss:.4f}" if record.unit == "tokens" else ""
         more += "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
         loss = f"{record.train_loss():.4f}" if record.recent else "not known yet"  # nan means that a run has diverged
@@ -176,7 +176,7 @@ class Loop:
             self.progress.say(f"sample: {sample}")
 
     def sample(self) -> str | None:
-        """A text that the network continues, if one is asked for."""
+        """A text continued by the network; None unless --sample asks for one."""
         if not self.sampled:
             return None
         codec, start = self.sampled
@@ -212,7 +212,7 @@ class Loop:
             failed = error
         with self.paused():
             self.read_losses(wait=True)
-            self.record.speed.forget()  # of the batches in flight only the rest is computed now
+            self.record.speed.forget()  # batches in flight are partly computed already
             state_sha256 = self.pipeline.state_sha256()
             if self.options.drain:
                 self.saving.drained = True
@@ -238,7 +238,7 @@ def to_end(work: Steps[Result]) -> Result:
 
 
 class FirstDispatches:
-    """Tells which dispatches may compile, so that their time is not taken for that of training.
+    """Tells which dispatches may compile, so that their time is not counted as training.
 
     The first dispatch of a shape may compile. In the pipeline, a batch of a new size needs 2K ticks to go through all
     stages and back. With M accumulated batches, M-1 more ticks pass until the update. So 2K+M-1 dispatches may compile.
@@ -336,10 +336,10 @@ class Work(NamedTuple):
 
 
 class InMemory:
-    """Windows of batches, of a data set in memory (which the delay line keeps on its device) or of a text in files.
+    """Windows of batches, from a data set in memory (which the delay line keeps on its device) or from a text in files.
 
-    A text is read batch by batch, so that the pipeline is between two batches if one cannot be read. If a file of a
-    text has been cut short, a window or test batch raises Damaged.
+    A text is read batch by batch, so that the pipeline is between two batches when a read fails. If a file of the text
+    has been cut short, reading a window or a test batch raises Damaged.
     """
 
     def __init__(self, dataset: Dataset | Text, options: Config, steps: int):

@@ -48,8 +48,8 @@ class NonFinitePolicy:
     """Ends the training or lets it go on when values are not finite.
 
     Arguments:
-        job: its --on-nan is the policy: stop, skip or rollback. For rollback, Diverged is raised as well, and the
-            caller goes back. Its pipeline finds the first stage that computes a value that is not finite.
+        job: its --on-nan is the policy: stop, skip or rollback. For rollback, too, Diverged is raised; the caller then
+            goes back to a checkpoint. The job's pipeline finds the first stage with a value that is not finite.
         batch_after: number of batches -> the batch (inputs, labels) that follows them, for the search for that stage.
         say: prints a line.
     """
@@ -82,8 +82,8 @@ class NonFinitePolicy:
         self.say(f"WARNING: {found}. Earlier checkpoints stay, and the run goes on.")
 
     def first_stage(self, step: int) -> str:
-        """A clause that names the first stage that batch `step` makes non-finite; "" if all stages are finite by
-        now."""
+        """A clause that names the first stage in which batch `step` causes a non-finite value; "" if all stages are
+        finite now."""
         where = self.pipeline.first_nonfinite(self.batch_after(step - 1), step - 1) if step else None
         return f"; the first that is not finite: the {where.what} of stage k={where.k}" if where else ""
 
@@ -114,7 +114,7 @@ class Saving:
             self.saver.prune()  # a killed process may have left too many
 
     def begin(self, fresh: bool = False) -> None:
-        """Goes on from the checkpoint of the restored record. fresh: there is none."""
+        """Goes on from the checkpoint of the restored record. fresh: there is no checkpoint."""
         self.saver.best = self.record.best_step if self.options.keep_best else None
         self.saver.step = -1 if fresh else self.record.step
         self.last_save_attempt = self.record.step  # the newest step at which a checkpoint was due
@@ -127,8 +127,8 @@ class Saving:
         return every > 0 and self.record.step // every > self.last_save_attempt // every
 
     def save(self, best: bool = False) -> None:
-        """Begins to write a checkpoint, unless the newest one is of this step. Losses may still be unfinished in the
-        checkpoint. best: the checkpoint is kept until there is a better one."""
+        """Begins to write a checkpoint, unless the newest one is of this step. Some losses in the checkpoint may still
+        be unfinished. best: the checkpoint is kept until there is a better one."""
         self.last_save_attempt = self.record.step
         self.check()  # one at a time
         if self.drained:
@@ -138,7 +138,7 @@ class Saving:
             return
         self.record.losses(self.pipeline.losses())
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
-        expected = None if self.nonfinite.skips else self.record.bad  # refused updates it may have
+        expected = None if self.nonfinite.skips else self.record.bad  # refused updates that the state may have
         state = self.pipeline.snapshot(own=True)
         self.saver.save(self.record.step, state, self.record.state() | unread, expected, best)
 
@@ -166,8 +166,8 @@ class Saving:
             self.nonfinite.handle_state(found, needed)
 
     def allow_repaired_data(self) -> None:
-        """Allows a resume from any checkpoint, and from the next one, after a damaged image has been repaired. A text
-        that was cut short must be restored exactly."""
+        """Allows all checkpoints, and the next one, to be resumed after a damaged image has been repaired: they no
+        longer record the images' content. A text that was cut short must be restored exactly."""
         self.saver.close()
         now = self.job.dataset.fingerprint
         if self.job.dataset.unit == "tokens":
@@ -207,7 +207,7 @@ class Watchdog:
 
     Arguments:
         unfinished: the operations under way.
-        seconds: until an operation is reported, and between reports of the same one.
+        seconds: the time until an operation is reported, and between two reports of the same operation.
         run: the run directory, for stalls.jsonl.
 
     `may_compile` is set during a dispatch that may compile: this takes long and is no stall.

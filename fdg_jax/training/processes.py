@@ -38,9 +38,9 @@ from fdg_jax.transport.notices import Notices, first_difference
 Answer = TypeVar("Answer")
 
 LATE_SECONDS = 10.0  # after which a late process is reported
-KEEPER_SECONDS = 1.0  # in which process 0, which keeps the notices, answers
-END_SECONDS = 5.0  # for the other processes to end, too
-FIRST_ENDS_SECONDS = 60.0  # for process 0, which still writes the report
+KEEPER_SECONDS = 1.0  # time for process 0, which keeps the notices, to answer
+END_SECONDS = 5.0  # time for the other processes to end, too
+FIRST_ENDS_SECONDS = 60.0  # time for process 0 to end, which still writes the report
 SHARED_SECONDS = 60.0  # for another host to see the run directory: network file systems cache that a file is missing
 current: list["JoinedPeers"] = []  # the processes that this one has joined
 OF_A_PROCESS = ("run_dir", "data_dir")  # options that may differ between hosts: paths
@@ -170,7 +170,8 @@ class JoinedPeers(Peers):
         left.result()
 
     def wait(self, name: str, process: int) -> str:
-        """The notice that a process has posted under a name. This process must have posted one under it as well."""
+        """Waits for the notice that a process posts under a name, and returns it. This process must have posted its own
+        notice under the same name."""
 
         def who() -> int:
             return process if self.notices.wait(f"{name}/{self.process}", KEEPER_SECONDS) is not None else 0
@@ -182,7 +183,7 @@ class JoinedPeers(Peers):
 
         Arguments:
             ask: ask(seconds) -> the answer; None if there is none after that time.
-            who: () -> the number of the awaited process: 0 if not even this process's own notice can be read.
+            who: () -> the number of the awaited process; 0 if even this process's own notice cannot be read.
         """
         began, waited = time.monotonic(), 0.0
         while True:
@@ -244,10 +245,12 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     """Joins the other processes of the training, if there are any, and checks that all were started alike.
 
     Arguments:
-        joining: how to find the others. options: those of this process. given: the names of those on the command line.
+        joining: how to find the others. options: those of this process. given: the names of the options on the command
+            line.
 
     Raises:
-        BadInput: the processes cannot be joined, or were started differently. Silent: one of them does not come.
+        BadInput: the processes cannot be joined, or were started differently. Silent: one of them does not join in
+            time.
     """
     if not joining.wanted:
         return Peers()

@@ -41,7 +41,7 @@ from fdg_jax.training.job import Partition
 Variables = Mapping[str, Any]
 AnyPath = str | os.PathLike[str]
 Which = int | str | None
-# A stage's array in a state of either engine; DGL has a [0] for the network, beside its auxiliary one.
+# A stage's array in a state of either engine; in DGL, [0] is the network and the rest its auxiliary network.
 OF_BLOCK = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.(params|extra)(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)
 OF_A_RUN = re.compile(r"(.+)@(\d+|best)", re.S)  # of --init-from: RUN@STEP or RUN@best
 
@@ -201,7 +201,7 @@ class Trained:
         Arguments:
             batches: an iterable of (images, labels); by default the test images of the run's own data set.
             data_dir: the folder of that data set; by default the run's.
-            text: for a run on text, its files; by default the run's. An exported file does not name them.
+            text: for a run on text, its files; by default the run's. An exported file does not name its text files.
             tokens, validation: likewise, for a run on tokens.
 
         Raises:
@@ -450,7 +450,7 @@ class InitialWeights:
 
     Only the network's variables are taken, by the names of its blocks. So the other run may have had any K, split,
     method, optimizer and version. Optimizer, learning rate and the order of the batches begin anew. A file of another
-    program has GPT-2's names (fdg_jax.training.gpt2); if its table of positions is longer than a block of the data, the
+    program has GPT-2's names (fdg_jax.training.gpt2); if it has more positions than a block of the data has tokens, the
     first positions are taken.
 
     about: the source of the weights and the sha256 of the parameters; for a run also the number of batches before
