@@ -28,8 +28,8 @@ from fdg_jax.checkpoint.state import Flat
 from fdg_jax.errors import BadInput, first_line
 
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
-NPY = "npy"  # the folder with that role in a part of a checkpoint
-# A declared size above both limits is forged: weights are noise and hardly compress, though empty buffers do.
+NPY = "npy"  # the folder of arrays within a part of a checkpoint
+# A declared size above both limits is forged: empty buffers compress well, but weights hardly do.
 MOST_TIMES, ALWAYS_BYTES = 1000, 2**28  # times the bytes on the disk; bytes that are always allowed
 
 
@@ -95,7 +95,8 @@ def temporary(path: Path) -> Path:
 def write_sealed(
     folder: Path, state: Mapping[str, Any], about: Mapping[str, Any], write: Callable[[Path, Flat], None]
 ) -> None:
-    """Makes a folder of arrays, seals it and flushes it to the disk. write: writes {number: array}, not empty ones."""
+    """Makes a folder of arrays, seals it and flushes it to the disk. write: writes the arrays that are not empty,
+    {number: array}."""
     folder.mkdir()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
     write(folder, {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size})

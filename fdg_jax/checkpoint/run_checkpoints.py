@@ -77,7 +77,8 @@ def path_of(root: Path, step: int) -> Path:
 class Saver:
     """Writes one checkpoint at a time in the background. In several processes, all must save the same checkpoints.
 
-    root: the folder of the checkpoints. about: for the manifest. keep: how many of the newest to keep.
+    root: the folder of the checkpoints. about: further entries of the manifest. keep: how many of the newest
+        checkpoints to keep.
     best: the step of the best checkpoint written so far, which is kept, too; None if there is none.
     flush: called in the thread before a checkpoint gets its name; what the checkpoint refers to must then be on the
         disk.
@@ -183,7 +184,8 @@ class Saver:
         self.on_all(commit, f"{name} committed by", step)
 
     def on_all(self, make: Callable[[], Any], name: str, step: int) -> list[Any]:
-        """Calls `make` in each process. Returns all results, as JSON has them; raises the first error, in all."""
+        """Calls `make` in each process. Returns all results, as JSON has them; raises the first error in every
+        process."""
         if self.peers.processes == 1:
             return [make()]
         made = failed = None
@@ -202,7 +204,8 @@ class Saver:
         return [made for made, _ in found]
 
     def make_ready(self, needed: int) -> None:
-        """Makes the folder of the checkpoints, unless the run directory was replaced, and flushes what they refer to.
+        """Makes the folder of the checkpoints, unless the run directory was replaced, and flushes the files that
+        checkpoints refer to.
         needed: bytes that all processes will write. Raises OSError, before anything is written."""
         if self.is_gone():
             fact = f"the run directory {self.root.parent} is gone: it was deleted, renamed or replaced"
@@ -238,8 +241,8 @@ class Saver:
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
-    """Raises NotFinite if an array has a NaN or infinity. It names one with a lasting effect, if any. losses: whether
-    to check unread losses, too."""
+    """Raises NotFinite if an array has a NaN or infinity. The exception names an array with a lasting effect, if there
+    is one. losses: whether to check unread losses, too."""
 
     def checked(name: str) -> bool:
         return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
@@ -301,7 +304,7 @@ def sweep(root: Path, times: int = 1) -> None:
 def listed(root: Path, beginning: str = "") -> list[Path]:
     """Checkpoints whose names begin with `beginning`, oldest first. Raises OSError if the folder cannot be listed.
 
-    Path.glob of newer Pythons would treat such a folder as one without checkpoints.
+    Path.glob of newer Pythons would treat a folder that cannot be listed as one without checkpoints.
     """
     try:
         with os.scandir(root) as entries:

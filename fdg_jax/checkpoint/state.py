@@ -1,7 +1,8 @@
 """The exact state of a run as a flat {path: array}: made from trees, read back, hashed, and searched for NaN.
 
-A path is the JAX key path of a leaf. A state has nothing private to JAX in it: a stash (what a backward pass needs) is
-stored as the inputs of its forward pass, which is replayed when the state is restored (fdg_jax.engine.host_engine).
+A path is the JAX key path of a leaf. A state holds nothing that is private to JAX. Of a stash (what a backward pass
+needs), the inputs of the forward pass are stored. The forward pass is replayed when the state is restored
+(fdg_jax.engine.host_engine).
 """
 
 import hashlib
@@ -220,7 +221,8 @@ def describe_first_refused(bad: Sequence[int]) -> str:
     Arguments:
         bad: for each stage, the number of its first refused update, 0 if there is none; at least one is not 0.
 
-    Returns: the words. If several stages refused it, the words name the highest one, because cotangents go down.
+    Returns: the words. If several stages refused an update, the words name the highest stage, because a NaN goes down
+        with the cotangents.
     """
     number, k = min((number, -k) for k, number in enumerate(bad, 1) if number)
     return f"stage k={-k} got a gradient that is not finite, for its update {number:,}"

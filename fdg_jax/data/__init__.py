@@ -2,9 +2,9 @@
 
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
-`load(data_dir) -> Stream`. Text, or tokens, is one file in `texts/` with `load(files, block_size) -> Text`. `source`
-has what all three share. The other files are helpers (`tfds` reads prepared directories, `arrays` files of decoded
-arrays) or transform examples (`augment`). A slow import happens only when a data set needs it.
+`load(data_dir) -> Stream`. A data set of text or tokens is one file in `texts/` with `load(files, block_size) -> Text`.
+`source` has what all three share. The other files are helpers (`tfds` reads prepared directories, `arrays` files of
+decoded arrays) or transform examples (`augment`). A slow import happens only when a data set needs it.
 """
 
 from __future__ import annotations
@@ -89,5 +89,5 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
         if not isinstance(found, Dataset | Stream):
             fact = f"{SETS.shown(name)}: load() returns a {type(found).__name__}"
             raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset, or a Stream.")
-        found = found._replace(name=name)  # by which --resume finds it again
+        found = found._replace(name=name)  # --resume finds the data by this name
     return checked(found) if isinstance(found, Dataset) else found

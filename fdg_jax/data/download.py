@@ -56,7 +56,7 @@ def fetch(download: Download) -> bytes:
                 break
         except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
             reason = str(getattr(error, "reason", error)) or type(error).__name__
-        pause = 0.1 * 2**attempt  # seconds; short, as it also delays noticing that we are offline
+        pause = 0.1 * 2**attempt  # seconds; short, since the pause also delays noticing that we are offline
         if attempt == download.attempts or time.monotonic() + pause >= deadline:
             break
         say(f"{download.url}: {reason}; trying again ({attempt + 1} of {download.attempts})")

@@ -24,8 +24,8 @@ class Source:
     flip: whether a mirrored image still shows the same class.
     unit: the unit of speed: "images" or "tokens". per_example: how many units an example has.
     shape, dtype: those of an example's stored input. labels_shape, labels_dtype: those of its labels.
-    train_inputs, test_inputs: the inputs of the examples, with a length.
-    parts: what an example consists of, the input first: for "images" there are fields train_images and test_images.
+    train_inputs, test_inputs: the inputs of the examples; they have a length.
+    parts: the parts of an example, the input first. Each names two fields: "images" names train_images and test_images.
     """
 
     name: str

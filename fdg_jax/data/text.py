@@ -136,7 +136,7 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
 
 
 def without_last_tenth(inputs: Blocks, labels: Blocks) -> tuple[Blocks, Blocks, Blocks, Blocks]:
-    """(training inputs, training labels, test inputs, test labels). The test has the last of TEST_PART parts."""
+    """(training inputs, training labels, test inputs, test labels). The last of TEST_PART parts is for testing."""
     train = len(inputs) - max(1, len(inputs) // TEST_PART)
     return inputs[:train], labels[:train], inputs[train:], labels[train:]
 

@@ -31,8 +31,8 @@ from fdg_jax.layers.convolution import conv, plain_conv
 
 Initializer = nn.initializers.Initializer
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-# PyTorch's default for the weights of linear layers, which the authors' code keeps: uniform in +-1/sqrt(fan_in). It is
-# PyTorch's default for convolutions, too; here they start with `he_fan_out` unless a model asks for this.
+# PyTorch's default for the weights of linear layers, which the authors' code keeps: uniform in +-1/sqrt(fan_in).
+# PyTorch uses it for convolutions, too; here convolutions use `he_fan_out` unless a model asks for this.
 torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 MOMENTUM = 0.9
@@ -156,8 +156,8 @@ batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 def relu(x: jax.Array) -> jax.Array:
     """max(x, 0), with gradient 0 at 0 like jax.nn.relu.
 
-    Its residual is the result. The next layer keeps that as well, so it takes no extra memory. jax.nn.relu keeps a bool
-    and a float32 zero for each number.
+    Its residual is the result. The next layer keeps the result as well, so the residual takes no extra memory.
+    jax.nn.relu keeps a bool and a float32 zero for each number.
     """
     return jnp.maximum(x, 0)
 
@@ -172,7 +172,8 @@ relu.defvjp(_relu_forward, lambda y, dy: (jnp.where(y > 0, dy, jnp.zeros_like(dy
 
 @jax.custom_vjp
 def relu6(x: jax.Array) -> jax.Array:
-    """min(max(x, 0), 6), with gradient 0 at 0 and at 6 like PyTorch's (JAX's is 1/2 at 6). Its residual: see `relu`."""
+    """min(max(x, 0), 6), with gradient 0 at 0 and at 6 like PyTorch's (JAX's is 1/2 at 6). Its residual is the result,
+    as in `relu`."""
     return jnp.clip(x, 0, 6)
 
 
@@ -206,7 +207,7 @@ def three_layers(residual: Callable[[int, int], nn.Module], channels: Sequence[i
 
     Arguments:
         residual: residual(channels, stride) -> block.
-        channels: of the three layers.
+        channels: the channels of the three layers.
         n: blocks in a layer.
     """
     return [

@@ -18,7 +18,7 @@ from fdg_jax.layers.basic import Initializer, sum_dtype
 
 EPSILON_RMS = 1e-6
 EPSILON_LAYER = 1e-5  # PyTorch's, and so GPT-2's
-ROTARY_BASE = 10_000.0  # the longest wavelength, in tokens and over 2 pi
+ROTARY_BASE = 10_000.0  # the longest wavelength in tokens, divided by 2 pi
 
 
 class RMSNorm(nn.Module):
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
 class LayerNorm(nn.Module):
     """(x - mean) / std * scale, and a bias if asked for, over the last axis (Ba et al. 2016).
 
-    It is the root-mean-square norm of what is centred, so the closure keeps that (in x's dtype) instead of x.
+    It is the root-mean-square norm of the centred x, so the closure keeps the centred x (in x's dtype) instead of x.
     """
 
     bias: bool
@@ -110,12 +110,13 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 class CausalAttention(nn.Module):
     """Multi-head attention in which a token sees itself and those before it: [b, T, c] -> [b, T, c].
 
-    heads: how many; c is a multiple of it.
+    heads: the number of heads, a divisor of c.
     rotary: whether queries and keys are turned by their positions; c / heads is then even.
     out_init: draws the first weights of the last layer.
-    kv_heads: heads of keys and values; heads / kv_heads heads of queries share one (Ainslie et al. 2023); None: heads.
+    kv_heads: the number of heads of keys and values, each shared by heads / kv_heads heads of queries (Ainslie et al.
+        2023); None: as many as `heads`.
     bias: whether both matrices of the layer have a bias.
-    qk_norm: whether each head's queries and keys have a root-mean-square norm, before they are turned.
+    qk_norm: whether each head's queries and keys have a root-mean-square norm, before the rotation.
 
     Queries, keys and values are the columns of one matrix, in this order, as in GPT-2.
     """
@@ -143,8 +144,8 @@ class CausalAttention(nn.Module):
 
 
 def is_fused(q: jax.Array) -> bool:
-    """Whether cuDNN has one kernel for attention with queries like q [b, T, heads, h], which keeps no [T, T] array: in
-    bfloat16 on NVIDIA's GPUs from Ampere on. JAX takes it only where it is asked to."""
+    """Whether cuDNN has a fused kernel for attention with queries like q [b, T, heads, h]. This kernel keeps no [T, T]
+    array; it exists for bfloat16 on NVIDIA's GPUs from Ampere on. JAX uses it only if it is asked to."""
     device = jax.devices()[0]
     nvidia = device.platform == "gpu" and "cuda" in device.client.platform_version
     fits = q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128

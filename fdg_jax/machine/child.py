@@ -60,7 +60,7 @@ class Child:
 
 
 def end(children: Sequence[Child], seconds: float = 0.0) -> None:
-    """Stops the running children: by their own signal, and after so many seconds by SIGKILL."""
+    """Stops the running children: by each child's `stop` signal, and after this many seconds by SIGKILL."""
     running = [child for child in children if child.running]
     for child in running:
         child.process.send_signal(child.stop)

@@ -29,7 +29,7 @@ def enable() -> None:
     """Turns the cache on. Call it before anything compiles. If its folder cannot be made, nothing is cached."""
     if os.environ.get(SWITCH) == "0" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    if DUMP in os.environ.get("XLA_FLAGS", ""):  # a program that is not compiled leaves its choices out of that file
+    if DUMP in os.environ.get("XLA_FLAGS", ""):  # a program from the cache writes no choices of kernels into that file
         return
     try:
         folder = cache_dir() / f"xla-{metadata.version('jaxlib')}-{processor()}"

@@ -1,9 +1,9 @@
 """XLA's flags for a training on a GPU: fast kernels are chosen by measuring, and the run goes on with the same ones.
 
-XLA measures several kernels for an operation when it compiles it. Another start may measure otherwise and choose
-another kernel, which rounds otherwise. So the choices are kept in the run directory, and --resume loads them.
+XLA measures several kernels for an operation when it compiles it. Another start may measure other times and choose a
+kernel that rounds differently. So the choices are kept in the run directory, and --resume loads them.
 `--xla_gpu_exclude_nondeterministic_ops` leaves out the kernels that sum in no fixed order.
-`--xla_gpu_deterministic_ops` does that too, but also ends all measuring: every kernel is then a default one.
+`--xla_gpu_deterministic_ops` does so, too, but also ends all measuring: every kernel is then the default.
 """
 
 import os
@@ -35,7 +35,7 @@ def prepare(run: Path, before: Mapping[str, Any] | None, process: int = 0) -> No
         return
     file = run.resolve() / (f"{process}-{FILE}" if process else FILE)
     wanted = tuned(file, file.exists())
-    if before is not None and not file.exists():  # the run began without tuning, or with flags of its user
+    if before is not None and not file.exists():  # the run began without tuning, or the user had set flags
         wanted = UNTUNED if UNTUNED in (before.get("xla_flags") or "") else ""
     elif unknown := unknown_flags(wanted):
         say(untuned_because(unknown))
@@ -51,7 +51,8 @@ def on_gpu(platforms: str) -> bool:
 
 
 def tuned(file: Path, exists: bool) -> str:
-    """The flags that keep the measured choices in a file, after loading those that it holds already."""
+    """The flags that keep the measured choices in a file. exists: whether the file holds choices, to be loaded
+    first."""
     return " ".join([REPEATABLE, f"{DUMP}={file}", *([f"{LOAD}={file}"] if exists else [])])
 
 

@@ -14,7 +14,8 @@ from fdg_jax.machine import output
 
 SWITCH, TUNABLES, WANTED = "FDG_JAX_HUGE_PAGES", "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 HUGE = f"{WANTED}=1"
-# No array gets its own mapping, and no memory is returned. There is one arena, as only the main one grows beyond 64 MB.
+# No array gets its own mapping, and no memory is returned. There is one arena, since only the main arena grows beyond
+# 64 MB.
 KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736:glibc.malloc.arena_max=1"
 
 

@@ -10,8 +10,8 @@ fast for most of them. There are two exceptions, chosen for each program separat
   columns' values: those from number 16,384 on in float64, from 32,768 on in float32. jaxlib 0.10.1 and 0.11.0 are
   correct. YNNPACK is several times faster for batch-norm statistics, so programs without such sums use its reductions.
 
-On a GPU the option changes nothing. A flag in XLA_FLAGS holds for all programs, and nothing is chosen here. An
-operation outside of any jitted program is a program by itself, so nothing is fused with it.
+On a GPU the option changes nothing. If XLA_FLAGS has the flag, it holds for all programs, and this module chooses
+nothing. An operation outside of any jitted program is a program by itself, so nothing is fused with it.
 """
 
 import math

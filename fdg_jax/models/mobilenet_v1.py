@@ -18,7 +18,7 @@ from fdg_jax.layers import BatchNorm, Conv, Head, relu
 
 NAMES = {"mobilenet_v1": {}}
 
-# The released code, `layers[a:b]` translated to the number of the first block of stage 2.
+# The split of the released code: its `layers[a:b]`, as the number of the first block of stage 2.
 PAPER_SPLITS = {("mobilenet_v1", 2): (7,)}  # conv + layers[:6]
 
 # Channels and stride of each separable convolution (Howard et al., table 1, without the stride of the stem).

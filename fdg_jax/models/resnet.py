@@ -30,8 +30,8 @@ NAMES = {
     "resnet101_imagenet": {**RESNET101, "imagenet": True},
 }
 
-# The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K. The two forms
-# of ResNet-101 have the same blocks after the stem.
+# The splits of the authors' released code: its `layerN[a:b]`, as the numbers of the first blocks of stages 2..K. The
+# two forms of ResNet-101 have the same blocks after the stem.
 OF_RESNET101 = {
     2: (17,),  # L1 + L2 + L3[:9]
     3: (12, 23),  # L1 + L2 + L3[:4] / L3[4:15] / rest
@@ -66,8 +66,8 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 
 def maximum_of_slices(x: jax.Array) -> jax.Array:
-    """As `max_pool`, for a GPU, whose gradient of a reduced window sums in no fixed order. Where several pixels are the
-    maximum, they share the gradient; after a rectifier these are mostly zeros, which have none."""
+    """As `max_pool`, for a GPU, where the gradient of `max_pool` is summed in no fixed order. If several pixels are the
+    maximum, they share the gradient. After a rectifier such pixels are mostly zeros, which get no gradient."""
     h, w = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
     return reduce(jnp.maximum, [x[:, i : i + h : 2, j : j + w : 2] for i in range(3) for j in range(3)])

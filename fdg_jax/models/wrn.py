@@ -18,7 +18,7 @@ from fdg_jax.layers import MOMENTUM, BatchNorm, Conv, Head, relu, three_layers
 NAMES = {"wrn16_4": {"n": 2, "k": 4}, "wrn28_10": {"n": 4, "k": 10}}
 PATTERNS = ("wrn<d>_<k> (d = 6n + 4)",)  # the other names that `arguments` knows, as --help shows them
 
-# The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
+# The splits of the authors' released code: its `layerN[a:b]`, as the numbers of the first blocks of stages 2..K.
 PAPER_SPLITS = {
     ("wrn28_10", 2): (7,),  # conv + L1 + L2[:2]
     ("wrn28_10", 3): (5, 9),  # one layer each

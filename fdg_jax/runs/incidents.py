@@ -1,4 +1,4 @@
-"""`incidents.jsonl`: values that were not finite, returns to a checkpoint. `stalls.jsonl`: operations without progress.
+"""`incidents.jsonl` lists non-finite values and returns to a checkpoint, `stalls.jsonl` operations without progress.
 
 Their lines stay when `metrics.jsonl` is cut back.
 

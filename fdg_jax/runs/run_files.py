@@ -1,8 +1,8 @@
 """The files of a run directory: its options, what happened step by step, and the results.
 
 `config.json` and `summary.json` appear completely or not at all. `metrics.jsonl` is passed to the system line by line,
-so that a killed process loses no line. It is flushed to the disk before a checkpoint with its number of lines gets its
-name. Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an
+so that a killed process loses no line. It is flushed to the disk before a checkpoint that records its number of lines
+is complete. Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an
 uninterrupted one.
 """
 

@@ -12,7 +12,8 @@ RANGE = "range of "  # with a name: an entry of merged lines only; no line of a 
 
 
 class Thinned:
-    """The lines that have a value `name`. The first line, the newest and that of the lowest value are never merged.
+    """The lines that have a value `name`. The first line, the newest line and the line with the lowest value are never
+    merged.
 
     name: the name of the value, such as "train_loss".
     """

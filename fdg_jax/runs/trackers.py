@@ -138,7 +138,7 @@ class TensorBoard:
     def flush(self) -> None:
         """Brings the points so far to the disk. Errors are reported at the next point."""
         try:
-            for file in self.folder.glob(f"*.{os.getpid()}"):  # this process's; one per return to a checkpoint
+            for file in self.folder.glob(f"*.{os.getpid()}"):  # this process's files: one per return to a checkpoint
                 durable.flush_file(file)
             durable.flush_folder(self.folder)
         except OSError as error:
@@ -233,8 +233,8 @@ def asked(track: str | None) -> list[str]:
 
 
 def installed(name: str) -> bool:
-    """Whether a client can be imported. A folder named like it in the current directory, as wandb makes one, does not
-    count."""
+    """Whether a client can be imported. A folder of the same name in the current directory, such as wandb makes, does
+    not count."""
     found = importlib.util.find_spec(name)
     return found is not None and found.origin is not None
 

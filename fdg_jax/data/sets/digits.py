@@ -26,7 +26,7 @@ def load(data_dir=None) -> Dataset:
     return Dataset(
         "digits", train_images, labels[~test], images[test], labels[test], classes=10,
         mean=(float(mean),) * 3, std=(float(std),) * 3,
-        pad=2,  # half of an original pixel; four, as for CIFAR, would be one of eight original pixels
+        pad=2,  # half an original pixel; 4, as for CIFAR, would be one of the eight original pixels of a side
         flip=False,  # a mirrored 2 is not a 2
     )  # fmt: skip
 

@@ -72,7 +72,7 @@ def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
 
 
 def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
-    """(training images, validation images, classes) of a folder with train/<class>/ and val/, flat or not. BadInput."""
+    """(training images, validation images, classes) of a folder with train/<class>/ and val/. Raises BadInput."""
     train, val = folder / "train", folder / "val"
     classes = files.classes(train)
     if not classes:
@@ -84,7 +84,7 @@ def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
 
 
 def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
-    """Returns the class of each file of a flat `val/`, and the list that says so: Kaggle's if it exists, else
+    """Returns the class of each file of a flat `val/`, and the path of the list of classes: Kaggle's if it exists, else
     TFDS's."""
     for path in (folder / SOLUTION, val / SOLUTION):
         if path.is_file():

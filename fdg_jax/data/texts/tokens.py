@@ -159,7 +159,8 @@ class Together:
 
 
 def listed(flag: str, names: Sequence[str]) -> list[Path]:
-    """The files that names and patterns mean. Raises BadInput where a pattern matches none, or a file comes twice."""
+    """The files of these names and patterns. Raises BadInput if a pattern matches no file, or a file is listed
+    twice."""
     found = []
     for name in map(os.path.expanduser, names):
         there = [name] if os.path.lexists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
@@ -196,10 +197,11 @@ def open_file(flag: str, path: Path, raw: str) -> tuple[OpenFile, int, str]:
 
 
 def header(begin: np.ndarray, size: int) -> tuple[int, str, str] | None:
-    """(its bytes, dtype of the tokens, what is wrong) if a file begins with a header, maybe a damaged one; else None.
+    """(bytes of the header, dtype of the tokens, what is wrong) if a file begins with a header, even a damaged one;
+    else None.
 
-    begin: the first bytes. size: of the file, in bytes. A header is nearly all zeros, which no tokens are. So another
-    one, or one with a wrong magic, is not taken for tokens.
+    begin: the first bytes. size: of the file, in bytes. A header is nearly all zeros, and tokens never are. So an
+        unknown header, or a wrong magic, is not taken for tokens.
     """
     magic, version, count = (int(each) for each in begin[:12].view("<i4")) if len(begin) >= 12 else (0, 0, 0)
     if magic not in KINDS:
@@ -231,8 +233,8 @@ def without_header(begin: np.ndarray, size: int, dtype: str) -> str:
 
 
 def bytes_per_token(path: Path, tokens: int) -> float | None:
-    """Bytes of text for each token, from what `encode` wrote beside its shards; None without that, or if it was of
-    another number of tokens."""
+    """Bytes of text for each token, from the file that `encode` wrote beside its shards; None without this file, or if
+    it has another number of tokens."""
     try:
         found = strict_json.parse(path.read_bytes())
         return found["bytes"] / tokens if found["tokens"] == tokens else None
