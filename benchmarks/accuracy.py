@@ -7,12 +7,12 @@ XLA's CPU backend passes reductions and convolutions to the library YNNPACK, whi
 wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training
 mode, and forward in evaluation mode. This is done in float32 as JAX compiles it by default, in float32 as a stage
 compiles it, and in float64 without YNNPACK and with convolutions as sums of matrix products. The difference of an array
-is its largest deviation from float64, over the largest number of the array in float64. The table has the largest
+is its largest deviation from float64, divided by the largest number of the array in float64. The table has the largest
 difference of all arrays. Rectifiers are replaced by tanh, because at a kink float32 and float64 may take different
 sides.
 
 The second table lists what YNNPACK reduces in each program of a stage: the number of reductions, how many of them are
-fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
+fused with a matrix product (these can be wrong), and the largest number of values that a fused one returns.
 """
 
 import math
@@ -35,7 +35,7 @@ from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stages.functions import functions, init_variables, split_variables
 
-# Batches of the first feature maps have more than 32,768 pixels, the size from which rows were wrong.
+# A batch of the first feature maps has more than 32,768 pixels, the size from which rows were wrong.
 MODELS = ("resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
           "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
           "mobilenet_v2_imagenet:4:224")  # fmt: skip
@@ -123,7 +123,7 @@ def run(of: Problem, jit: Callable[..., Any]) -> tuple[dict[str, dict[str, np.nd
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
-    """The largest relative difference of all arrays: an array's largest difference over its largest number.
+    """The largest relative difference of all arrays: an array's largest difference divided by its largest number.
 
     For an array that is only rounding (such as the mean of a batch norm's centred values), the divisor is the largest
     number of all arrays.
@@ -137,8 +137,8 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
 def fusions(text: str) -> dict[str, int]:
     """The reductions that YNNPACK computes, read from the text of a compiled program.
 
-    Returns: the number of reductions, the number of those fused with a product, and the most numbers that one of the
-    fused ones returns.
+    Returns: the number of reductions, the number of those fused with a product, and the largest number of values that a
+        fused one returns.
     """
     bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
     called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)

@@ -7,13 +7,16 @@
 Forward and backward are separate programs, and the VJP closure is passed from one to the other, as in the engine. The
 rows of a run take turns, and each reports its fastest round, because disturbances only add time. On a CPU the clock is
 the processor time of this process, which other processes on the core do not lengthen. Pin the process to one core, or
-the time of idle threads is counted too. In the table "cured X" has the fast path of X alone.
+the time of idle threads is counted too. In the table, "cured X" has the fast path of X and the plain form of all other
+layers.
 
-Tried for convolutions and batch norms on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
-convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
-gradient as shifted dots (slower, except at 256 channels, where patches gain as much), as the transpose of two pixels
-at once (half as fast at 16 channels), as patches of two (slower) or with dy's and x's parts exchanged (no difference);
-batch norm's sums as one variadic reduce or a dot with ones (slower).
+Other forms were tried on one core with JAX 0.10.2 and dropped:
+  the input gradient of a stride-2 convolution as four phases: faster from 16 to 32 channels, slower from 64 to 128
+  the same on JAX 0.12: slower
+  the weight gradient as shifted dots: slower, except at 256 channels, where patches gain as much
+  the weight gradient as the transpose of two pixels at once: half as fast at 16 channels
+  the weight gradient as patches of two: slower; with dy's and x's parts exchanged: no difference
+  batch norm's sums as one variadic reduce, or as a dot with ones: slower
 """
 
 import time

@@ -38,8 +38,8 @@ EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 
 def window(job: jobs.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
-    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none. root: of a folder that is
-    made for them, as they have the same numbers in every window.
+    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none. root: where a folder for
+    the window's checkpoints is made, since checkpoints have the same numbers in every window.
 
     Returns: (seconds, number of checkpoints).
     """

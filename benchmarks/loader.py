@@ -7,9 +7,9 @@ area, at 500x375 pixels and quality 90. They are read, decoded, cropped at rando
 224x224 and mirrored. They are in the system's file cache, so the numbers do not include the cost of a slow disk.
 
 Demand is the images/s of forward, backward and update of the network in one stage (`bp`, K=1) on one core, or on the
-accelerator if there is one. A loader with w workers has w cores; without workers it has the trainer's. In every turn
-each side has a window, while the others sleep or do not exist; "over demand" is the median of the ratios within a turn.
-At 1.0 the loader just keeps up.
+accelerator if there is one. A loader with w workers has w cores; without workers it has the trainer's core. In every
+turn each side has a window, while the others sleep or do not exist; "over demand" is the median of the ratios within a
+turn. At 1.0 the loader just keeps up.
 """
 
 import math

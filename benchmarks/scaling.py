@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.scaling --out benchmarks/results
 
 No GPU is measured. A block's forward pass takes time in proportion to its FLOPs (XLA's count), its backward pass twice
-that (the first block's once, as images need no gradient), updates and auxiliary networks none. One constant per
-network, FLOP/s, is fitted: to the paper's BP images/s. A second one, only for the column "fitted link", is fitted to
-one number of the paper, FDG's images/s for ResNet-101 and K = 2; every other number of that column is a prediction.
+that (the first block's once, as images need no gradient). Updates and auxiliary networks take no time. One constant per
+network, FLOP/s, is fitted to the paper's BP images/s. A second constant, only for the column "fitted link", is fitted
+to one number of the paper, FDG's images/s for ResNet-101 and K = 2; every other number of that column is a prediction.
 ResNet-110 is not in Table 7 and takes WRN-28-10's FLOP/s, which flatters its narrow layers.
 """
 

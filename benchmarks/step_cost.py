@@ -4,10 +4,10 @@
     taskset -c 1 .venv/bin/python -m benchmarks.step_cost --late
 
 The first network is so small (two dense layers, 32 rows) that nearly all of the time is the host's, and the host's is
-what is measured. For the others it is the whole step, with the wait for the device. With --late, plain JAX trains a
-whole network on one device in one program on both sides, with its own optimizer and with the late one (FDG, K = 8).
-Both sides take turns in one process, and the result is the median over all turns. On a busy machine only the ratio
-counts.
+what is measured. For the other networks the whole step is measured, with the wait for the device. With --late, both
+sides are plain JAX, which trains a whole network on one device in one program. One side has a usual optimizer, the
+other the same optimizer made late (FDG, K = 8). Both sides take turns in one process, and the result is the median over
+all turns. On a busy machine only the ratio counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[],
 
 
 def of_late(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[], Any], ...]:
-    """The plain step with AdamW, and with AdamW that is late."""
+    """The plain step with AdamW, and with late AdamW."""
     chain, n = optax.adamw(1e-4), len(blocks)
     stage_of = {split.block_name(i): i * LATE_K // n + 1 for i in range(n)}
     slow = late.optimizer(chain, lambda path: stage_of[path.split("/")[0]], K=LATE_K)

@@ -4,8 +4,8 @@
 
 The network is a residual one whose layers are stacked, as `nn.scan` stacks them: `late.LAYERS` cuts them into K stages.
 For each K it is trained with the gradients of a pipeline, by seeds side by side, until its test error is the target.
-Then the simulator says how much faster K devices would do a batch, over links that are fast or slow. A pipeline pays
-where it gains more time per batch than it needs batches.
+Then the simulator says how much faster K devices would do a batch, over links that are fast or slow. A pipeline pays if
+the speed-up per batch is larger than the growth in the number of batches.
 """
 
 import argparse

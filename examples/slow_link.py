@@ -36,7 +36,7 @@ def slow_link(K, link_ticks=1):
             forward, backward = t - (k - 1) * hop, t - (2 * K - k - 1) * hop  # the batches; the same for k = K
             pair = [Op("B", k, backward), Op("F", k, forward)]
             ops += reversed(pair) if k == K else pair
-        return existing_ops(ops, last)  # leaves out batches that there are not, while it fills and empties
+        return existing_ops(ops, last)  # leaves out batches that do not exist while the pipeline fills and empties
 
     delays = tuple(2 * (K - k) * hop - 1 if k < K else 0 for k in range(1, K + 1))  # gradients a forward pass lacks
     ticks = lambda batches: batches + 2 * (K - 1) * hop if batches else 0  # noqa: E731

@@ -67,7 +67,7 @@ def loss_of(stage, x, labels):
 def forward(stage, x):
     """(activations for the stage above, the function that takes their gradient back to this stage's weights).
 
-    That function holds the weights of now: a late gradient is that of the weights at which its batch went forward.
+    That function holds the present weights, so a late gradient is taken at the weights at which its batch went forward.
     """
     return jax.vjp(hidden, stage, x)
 

@@ -33,7 +33,7 @@ from experiments.tuning.verdicts import Scale, Verdict
 
 GAIN = 0.02  # nats per byte: the smallest gain that counts
 NATS = Scale("nats", GAIN, digits=3)
-MOST = {"within": 1.1, "within-1.27": 1.27}  # factors on BP's tokens; the first is the issue's aim
+MOST = {"within": 1.1, "within-1.27": 1.27}  # factors on BP's tokens; the first was the goal
 
 AT_END = f"tokens of {STEPS:,} steps / BP's to the same loss"
 HEADS = (
@@ -93,7 +93,7 @@ def full_label(arm: Arm) -> str:
 
 
 def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
-    """An arm's gaps by K. first: the part of one K that has the arm; the other parts differ in K alone."""
+    """An arm's gap to BP for each K. first: the part of one K that has the arm; the other parts differ in K alone."""
     cells, marks = [], markdown.marks(lines)
     for K in STAGES:
         part = next((each for each in PARTS if each.name == f"grow{K}" and arm in each.arms), None)

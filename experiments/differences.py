@@ -1,7 +1,7 @@
 """The differences between this package and the authors' code, and the effect of each. Registered.
 
 The base is FDG with β = 0.3 in the runs of 20 epochs of `decisive` (ResNet-8 on CIFAR-10 averaged to 16x16, K = 4),
-with the first three seeds. Every arm changes one thing. Both tables keep their runs in one place.
+with the first three seeds. Every arm changes one thing. This table and `decisive` keep their runs in one place.
 """
 
 import sys
@@ -151,7 +151,7 @@ def seeds(lines: Lines, arm: str = "") -> Seeds:
 
 
 def effect(lines: Lines, arm: str) -> str:
-    """The registered rule in words: "yes", "none shown", or "" with fewer seeds than registered."""
+    """The result of the registered rule: "yes", "none shown", or "" with fewer seeds than registered."""
     found = seeds(lines, arm).minus(seeds(lines)).interval()
     if found is None or found.n < len(SEEDS):
         return ""

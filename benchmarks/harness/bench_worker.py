@@ -28,7 +28,7 @@ class Trainer:
     """The training command's own pipeline on synthetic images, with the options of the side."""
 
     peers = jobs.ALONE  # the processes that train together
-    prepare = staticmethod(compile_cache.enable)  # of its process, as in the training command
+    prepare = staticmethod(compile_cache.enable)  # prepares its process, as in the training command
 
     def __init__(self, side: side_specs.Side):
         same = ("method", "K", "engine", "split", "model", "batch_size", "dtype")
@@ -53,7 +53,7 @@ class Trainer:
 
     @property
     def engine(self) -> host_engine.HostEngine:
-        """The engine, where it is the host's."""
+        """The engine, which must be the host engine."""
         engine = self.job.pipeline.engine
         assert isinstance(engine, host_engine.HostEngine)
         return engine
@@ -108,7 +108,7 @@ class Trainer:
         return {"predicted_bytes": live_bytes.predicted(engine), "measured_bytes": watch.most.total()}
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches (whole updates), after a first one that does not count, one operation at a time.
+        """Trains on so many batches (whole updates), one operation at a time. The first batch or update is not counted.
 
         Returns: the time of each operation (benchmarks.harness.operation_times), and the busy time of the process; {}
             if many operations are one program.

@@ -110,8 +110,8 @@ def of_blocks(
 def of_operations(timed: Mapping[str, Any], name: str, cores: int | None, **machine: Any) -> Machine:
     """Makes a machine for the method `name` from its times (benchmarks.harness.operation_times.measure).
 
-    cores: how many the stages share; None: one for each. A stage's messages take the measured time of sending them,
-        because the process copies them.
+    cores: how many cores the stages share; None: a core for each stage. A stage's messages take the measured time of
+        sending them, because the process copies them.
     """
     alone, host = timed["alone"]["device"], timed["alone"]["host"]
     crowded = timed["crowded"] or alone

@@ -1,7 +1,7 @@
 """The messages between the processes of a pipeline: predicted from their shapes, and counted.
 
-Counted are the arrays that this process gives to its transport and gets from it. Predicted are the messages of one tick
-of the schedule, from the shapes with which the stages were checked.
+The counts are of arrays that this process gives to its transport and gets from it. The prediction is for one tick of
+the schedule, from the shapes with which the stages were checked.
 """
 
 from collections.abc import Callable, Iterator

@@ -26,7 +26,7 @@ from fdg_jax.transport.devices import Place
 
 
 class Clock:
-    """Adds up seconds by (what, k): of the host, in a dispatch, and of the device, from then until all is computed.
+    """Adds up seconds by (what, k): the host's in a dispatch, and the device's from then until all is computed.
 
     It is a hook (benchmarks.harness.hooks). The update is dispatched inside B, so its times are subtracted from B's.
     crowded(k, batch): a context in which an operation of stage k runs.

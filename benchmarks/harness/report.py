@@ -181,7 +181,7 @@ def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequen
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """`median (least to most)`."""
+    """The text `median (least to most)`."""
     middle = statistics.median(values)
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -205,7 +205,7 @@ def over(values: Sequence[float], base: Sequence[float], digits: int = 9) -> lis
 
 
 def speeds(found: Sequence[float], first: Sequence[float], digits: int = 4) -> dict[str, Any]:
-    """The entries of a row on images/s, one of each turn, and on their ratios to those of the first side."""
+    """The entries of a row: the images/s of each turn, and their ratios to the first side's images/s."""
     ratios = over(found, first)
     of_turns = {"images_per_second": median(found, 2), "images_per_second_windows": rounded(found, 6)}
     return {**of_turns, "ratio": median(ratios, digits), "ratio_windows": rounded(ratios, digits)}

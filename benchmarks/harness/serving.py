@@ -18,15 +18,15 @@ from importlib import import_module
 from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 
-# In the environment of a side's process that is one of several: its number, from 0 on; where rank 0 listens.
+# Environment variables of each process of a side with several: its number from 0, and where number 0 listens.
 RANK, COORDINATOR = "FDG_JAX_RANK", "FDG_JAX_COORDINATOR"
 
 
 def serve(side: Side) -> int:
     """Makes the side's worker, which answers until the input ends. Returns the exit code.
 
-    It has `run`, which trains on so many batches, all computed on return, `about`, the facts about itself, and a
-    method for each other question that it can answer.
+    The worker has `run`, which trains on so many batches and returns when all is computed. It has `about`, the facts
+    about itself, and a method for each other question that it can answer.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # so that a library's output is not taken for an answer

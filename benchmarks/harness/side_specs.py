@@ -190,7 +190,8 @@ def check(sides: Sequence[Side], cores: int) -> None:
 
 
 def cores_available() -> list[int]:
-    """The cores this process may use, a thread of each physical core first. BadInput without pinning."""
+    """The cores this process may use, a thread of each physical core first. Raises BadInput if processes cannot be
+    pinned."""
     if not hasattr(os, "sched_setaffinity"):
         raise BadInput("this system cannot pin a process to a core (sched_setaffinity). Run it on Linux.")
     seen: set[str] = set()

@@ -27,7 +27,7 @@ from fdg_jax.runs.run_files import git_commit
 CHECK, SPEED, ROWS = "check", "speed", "rows"
 CHOSEN = "chosen.json"
 RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # for stopping: the time to write checkpoints
-# A step that may not fit is begun anyway while this share of a call is left, as it would never fit better.
+# A step that may not fit is begun anyway if this share of a call is left, since a later call has little more time.
 MOST_OF_A_CALL = 0.8
 Line = Mapping[str, Any]
 
@@ -98,8 +98,8 @@ class Folder:
 
     @contextlib.contextmanager
     def held(self, chosen: Mapping[str, Any]) -> Iterator[None]:
-        """Makes the folder and locks out other processes. Raises BadInput, also if its results depend on other
-        choices."""
+        """Makes the folder and locks out other processes. Raises BadInput if another process holds it, or its results
+        were made with other choices."""
         with locking.held(self.path, "--folder"), contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -148,8 +148,8 @@ class Folder:
 class Choices(NamedTuple):
     """The choices on the command line besides the settings.
 
-    rows: patterns of the rows' names. precision: of the rows. hours: a network whose rows take longer is left out.
-    accepted: checks whose failure stops nothing. only: patterns of the steps to do. data_dir: where the data are.
+    rows: patterns of the rows' names. precision: that of the rows. hours: a network whose rows take longer is left out.
+        accepted: checks that may fail. only: patterns of the steps to do. data_dir: where the data are.
     results: where finished rows are collected.
     """
 

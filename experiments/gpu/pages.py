@@ -27,7 +27,7 @@ WORDS = (
 
 
 def seeds_side(n: int) -> str:
-    """What a number of seeds that train together is called."""
+    """The name of the side in which n seeds train together."""
     return f"{n} seed{'s' * (n > 1)} together"
 
 

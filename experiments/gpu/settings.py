@@ -8,7 +8,7 @@ from experiments.harness.run_table import Run, Table
 from fdg_jax.machine.gpu_flags import REPEATABLE, UNTUNED
 
 METHODS = ("bp", "fdg")  # the columns of Table 3 that these runs fill
-# So that a window of batches is one launch: XLA captures a loop only if it captures all of its body.
+# With these flags a window of batches is one launch: XLA captures a loop only if it captures all of its body.
 CAPTURE = "--xla_gpu_enable_command_buffer=+CONVOLUTION,+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
 PRECISIONS = {"float32": ":precision=highest", "TF32": "", "bfloat16": ":dtype=bfloat16"}  # -> options of a side
 
@@ -22,7 +22,7 @@ def matrix(name: str) -> dict[str, str]:
 class Settings(NamedTuple):
     """The settings that differ between a GPU and the small version.
 
-    device: as in a benchmark's side. model: the network whose speed is measured. sides: of the flag matrix, the
+    device: as in a benchmark's side. model: the network whose speed is measured. sides: those of the flag matrix, the
         baseline first. seeds: the numbers of seeds that are trained together, to find their speed. check_model,
         check_words: the training that must repeat its bits; check_steps: its batches. table: the table whose rows are
         filled. every: epochs between its runs' evaluations, and batches between their checkpoints.

@@ -23,19 +23,20 @@ from fdg_jax.machine.gpu_flags import FILE, REPEATABLE
 from fdg_jax.runs.run_files import CHECKPOINTS, SUMMARY, read_json
 from fdg_jax.sweep import last_line
 
-# Measured over predicted memory. The prediction is for the moment at which a stage holds most. Stages that share a
-# device do not all reach that at once, so a smaller value is right. A device rounds every array up, so its count is
-# larger.
+# The bounds on measured memory divided by predicted memory. The prediction is for the moment at which a stage holds
+# most. Stages that share a device do not all reach this moment at once, so the ratio may be below 1. A device rounds
+# every array up, so its own count is larger.
 LEAST, MOST = 0.8, {"arrays": 1.05, "the device's own count": 1.3}
 WORDS = "--K 2 --method fdg --beta 0.5 --seed 0 --evaluate-every 0 --checkpoint-every 0 --keep 1 --no-tensorboard"
 FASTER = 1.05  # the smallest speed-up that counts; smaller ones are within the spread
 IMAGES = {"digits": 1438, **estimate.IMAGES}
-LOCKED_SECONDS = 60.0  # for the last checkpoint of a run whose call was killed
+LOCKED_SECONDS = 60.0  # time for the last checkpoint of a run whose call was killed
 TELL_SECONDS = 30.0
 
 
 def steps(settings: Settings, choices: Choices) -> list[Step]:
-    """All steps in their order: what decides most comes first, rows of the cheapest network first. Raises BadInput."""
+    """All steps in their order: the most decisive first, then the rows, from the cheapest network on. Raises
+    BadInput."""
 
     def rows_of(model: str, runs: Sequence[Run]) -> Step:
         about, given = f"{len(runs)} runs of {runs[0].flags['epochs']} epochs", (model, runs)
@@ -214,7 +215,7 @@ def captured(at: Workplace) -> str:
 
 
 def seeds(at: Workplace) -> list[Line]:
-    """Images/s of several seeds in one program, in sum, in turns."""
+    """Total images/s of several seeds in one program, for several numbers of seeds in turns."""
     s, how = at.settings, joined(REPEATABLE, captured(at))
     given = {"model": s.model, "batch_size": s.batch_size, "numbers": s.seeds, "windows": s.windows}
     found = ask("seeds", at, at.choices.precision, how, **given, seconds=s.seconds)
@@ -309,8 +310,8 @@ def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
 
 
 def begin(name: str, runs: Sequence[Run], at: Workplace) -> Child:
-    """Starts or resumes the runs of a row together. Each run's directory has the run's name by a link. SIGUSR1 stops
-    them after a checkpoint; repeated signals have no further effect."""
+    """Starts or resumes the runs of a row together. A link with the run's name leads to each run's directory. SIGUSR1
+    stops them after a checkpoint; repeated signals have no further effect."""
     s, seeds = at.settings, [run.flags["seed"] for run in runs]
     for run, seed in zip(runs, seeds, strict=True):
         if not os.path.lexists(link := at.folder.rows / run.name):

@@ -52,7 +52,7 @@ class Step(NamedTuple):
 def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, again: bool = False) -> int:
     """Prints the estimate, one line per run, and the total.
 
-    given: seconds per step, instead of measuring. again: also measures again the times that are known.
+    given: seconds per step, instead of measuring. again: whether to repeat measurements whose times are known.
     """
     if given is not None and not (given > 0 and math.isfinite(given)):
         raise BadInput(f"--seconds-per-step {given}: use a positive number.")
@@ -150,7 +150,7 @@ def measured(run: Run, core: int | None) -> Step:
 
 
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
-    """Trains for so many steps of the run.
+    """Trains for this many steps of the run.
 
     Returns: (examples per second, why there is no such number). Only the command for CIFAR has synthetic images, so it
         is used for runs on other images too. A run on text uses its own text.

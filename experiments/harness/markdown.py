@@ -40,8 +40,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def hours(lines: Iterable[Line]) -> str:
-    """`1.5 core-hours, 0.2 h on a shared GPU`: the time of runs, with evaluations. On a CPU each run had a core, on a
-    GPU several shared the device. Diverged runs are not counted."""
+    """`1.5 core-hours, 0.2 h on a shared GPU`: the time of runs, with evaluations. On a CPU each run had a core; on a
+    GPU several runs shared the device. Diverged runs are not counted."""
     took = {False: 0.0, True: 0.0}
     for line in lines:
         took[on_gpu(line)] += (line.get("seconds") or 0.0) / 3600

@@ -13,7 +13,7 @@ class Cell(NamedTuple):
 
     network: as printed.
     error: the test error in percent as printed, with * if it is marked as rerun; "" if there is none.
-    published: the error of the original publication, if the rerun stands beside it.
+    published: the error of the original publication, if the table prints it beside a rerun.
     parameters: of the network, as printed.
     """
 

@@ -90,7 +90,8 @@ def where(run: Run) -> dict[str, Any]:
 
 
 def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
-    """Writes the table's file, completely or not at all, in the order of its runs (if shared, of their names)."""
+    """Writes the table's file, completely or not at all, in the order of its runs. A file of several tables is in the
+    order of the runs' names."""
     order = sorted(lines) if table.shares else [run.name for run in table.runs if run.name in lines]
     results.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)

@@ -25,8 +25,8 @@ MISSING, RUNNING, CUT_OFF, DONE = "missing", "running", "cut off", "done"
 class Run(NamedTuple):
     """A run of the training command.
 
-    name: also that of the run directory.
-    flags: options of the training command, by name: all on which the table depends, with their defaults. So a line
+    name: the name of the run and of its directory.
+    flags: options of the training command, by name. They include defaults on which the table depends, so that a line
         stays right after a default has changed.
     """
 
@@ -132,8 +132,8 @@ def state(run: Run, runs_dir: Path) -> State:
 
 
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
-    """Raises BadInput unless the run was made with exactly the table's options (as asked for, or with defaults
-    settled).
+    """Raises BadInput unless the run was made with exactly the table's options (as given, or with all defaults filled
+    in).
 
     Options that were added to the command after the run was made are ignored.
     """

@@ -1,7 +1,7 @@
 """Theorem 1's right-hand side, -gamma_t/2 Z_1 + gamma_t^2 Z_2, as printed and corrected in two ways.
 
-With c = K-k, n = t - max(0, t-2c), and sums over k (in the corrected ones over the modules in flow, those that have
-gradients: t >= 2c) and over the n steps j before t:
+Here c = K-k and n = t - max(0, t-2c). Sums are over the modules k and over the n steps j before t. The corrected bounds
+sum only over modules that have gradients already, t >= 2c:
 
     printed   Z_2/(L M) = sum beta^c + beta^(3c) n
     repaired  Z_2/(L M) = sum beta^c + beta^(3c) n sum_j (gamma_j/gamma_t)^2         for a constant rate n^2

@@ -22,9 +22,9 @@ Flags = Mapping[str, Any]
 class Arm(NamedTuple):
     """One way to train.
 
-    name: in the names of its runs. label: on the page.
+    name: its name in the names of its runs. label: its name on the page.
     flags: the options that define the arm, outside of the grid.
-    own: the settings of its own options to try; as many as for every other arm.
+    own: the settings of its own options to try. Every arm has the same number of settings.
     usual_rate: the usual learning rate of its optimizer; the grid has multiples of it.
     claim: the published claim, in a sentence. rule: how the page judges the claim (a key of the table's rules).
     most_late: the largest staleness that the claim is about.
@@ -46,9 +46,10 @@ class Arm(NamedTuple):
 class Part(NamedTuple):
     """Arms that are trained alike.
 
-    name: in the names of its runs. shared: flags of all runs. tuned: of the tuning runs only. final: of the final runs
-        only.
-    multiples: of the usual learning rate. seeds: of the final runs; the tuning runs have seed 0.
+    name: its name in the names of its runs.
+    shared, tuned, final: flags of all runs, of the tuning runs only, and of the final runs only.
+    multiples: the grid, as multiples of the usual learning rate.
+    seeds: those of the final runs; the tuning runs have seed 0.
     chosen_by: another part, whose choices are used here without tuning.
     """
 

@@ -13,12 +13,12 @@ TIMES = STEPS / TARGET_STEPS  # larger ratios are not measured
 
 
 def at_target(line: Mapping[str, Any]) -> float | None:
-    """The test loss after BP's steps; None if it was not finite."""
+    """The test loss after TARGET_STEPS, the steps of BP; None if it was not finite."""
     return next(test["test_loss"] for test in line["evaluations"] if test["step"] == TARGET_STEPS)
 
 
 def values(lines: Lines, part: Part, arm: Arm) -> Seeds:
-    """The arm's test losses after BP's steps."""
+    """The arm's test losses after TARGET_STEPS."""
     return of_runs(lines, part.final_names(arm), at_target)
 
 
@@ -28,7 +28,7 @@ def named(part: Part, name: str) -> tuple[Part, Arm]:
 
 
 def of_name(lines: Lines, part: Part, name: str) -> Seeds:
-    """The test losses after BP's steps of the arm of this name, with the same K and network."""
+    """The test losses after TARGET_STEPS of the arm of this name, with the same K and network."""
     return values(lines, *named(part, name))
 
 

@@ -41,8 +41,9 @@ def too_few(n: int) -> Verdict:
 
 
 def lost(arm: Seeds, other: Seeds) -> Verdict | None:
-    """The verdict because of diverged runs, with at least MIN_SEEDS common seeds: the arm fails if more of its runs
-    have diverged than of the other's; undecided if not more; None if none of its runs has diverged."""
+    """The verdict because of diverged runs, if there are at least MIN_SEEDS common seeds. The arm fails if more of its
+    runs have diverged than of the other arm's runs; otherwise nothing is decided. None if none of its runs has
+    diverged."""
     n = len({*arm.by_seed, *arm.diverged} & {*other.by_seed, *other.diverged})
     if n < MIN_SEEDS or not arm.diverged:
         return None
@@ -85,7 +86,7 @@ def level(arm: Seeds, bp: Seeds, most: float, scale: Scale) -> Verdict:
 
 def worse(arm: Seeds, bp: Seeds, scale: Scale) -> Verdict:
     """The claim that an arm is behind BP. It fails if the whole interval is below the scale's gain. Diverged runs are
-    left out, as the registered rule on them is for claims in an arm's favour."""
+    left out, since the registered rule on diverged runs is for claims in an arm's favour."""
     return judged("Behind BP by", arm.minus(bp), scale, lambda by: by.low > 0, lambda by: by.high < scale.gain)
 
 
