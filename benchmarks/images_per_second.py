@@ -4,10 +4,11 @@
     .venv/bin/python -m benchmarks.images_per_second --sides bp fdg delay-line bp-two-cores fdg:split=5
     .venv/bin/python -m benchmarks.images_per_second --sides bp fdg torch torch-ddp --python peers/bin/python
 
-A CPU core stands in for a device: one worker is one core. Every side is a process of its own, pinned before it starts
-to as many cores as it has workers. All sides have the same fast paths (huge pages, separate programs, the same layers)
-and are compiled and warm before the clock starts. Then they take turns, one window each, while the others sleep. The
-ratio is a side's speed over the first side's in the same turn; the table has the median over the turns.
+A CPU core stands in for a device: one worker is one core. Every side is a separate process. Before it starts, it is
+pinned to as many cores as it has workers. All sides have the same fast paths (huge pages, separate programs, the same
+layers) and are compiled and warm before the clock starts. Then they take turns, one window each, while the others
+sleep. The ratio is a side's speed divided by the first side's speed in the same turn. The table has the median of all
+turns.
 
 On a GPU (`--device gpu`, the default if there is one) the sides are the engines on it: BP, the delay line and the
 pipeline, whose K stages share the GPUs.
@@ -46,7 +47,7 @@ def row(worker: turns.Worker, first: turns.Worker, given: report.Given) -> dict[
 
 
 def ideal(row: dict[str, Any]) -> str:
-    """The speed-up over BP on one device that the schedule allows on K devices.
+    """The largest speed-up over BP on one device that the schedule allows on K devices.
 
     Returns two numbers: with a barrier between ticks, as in the paper's Table 2, and without one, as in the host loop.
     Tb = 2 Tf; auxiliary networks cost nothing.

@@ -1,4 +1,4 @@
-"""Images per second of the ImageNet loader, against the speed at which a network trains on the same cores.
+"""Compares the images per second of the ImageNet loader with those that a network trains on the same cores.
 
     .venv/bin/python -m benchmarks.loader --model resnet101_imagenet --workers 0 1 2
 
@@ -8,8 +8,8 @@ area, at 500x375 pixels and quality 90. They are read, decoded, cropped at rando
 
 Demand is the images/s of forward, backward and update of the network in one stage (`bp`, K=1) on one core, or on the
 accelerator if there is one. A loader with w workers has w cores; without workers it has the trainer's core. In every
-turn each side has a window, while the others sleep or do not exist; "over demand" is the median of the ratios within a
-turn. At 1.0 the loader just keeps up.
+turn each side has a window, while the others sleep or do not exist. "Over demand" is the loader's speed divided by the
+demand in the same turn, as the median of all turns. At 1.0 the loader just keeps up.
 """
 
 import math

@@ -3,14 +3,15 @@
     .venv/bin/python -m benchmarks.network
     .venv/bin/python -m benchmarks.network --networks 10ms,1Gbit/s 50ms,100Mbit/s --windows system
 
-The hosts are network namespaces of this machine (benchmarks.harness.hosts; Linux, root). Each of the K processes is in
-one of them and on a core of its own. A network has a latency, which a relay adds to every packet each way, and a
-bandwidth each way, which a token bucket limits. Networks take turns while the same processes stay connected: a turn is
-a window on each of them. After each change of network, a shorter window that does not count comes first.
+The hosts are network namespaces of this machine (benchmarks.harness.hosts; Linux, root). Each of the K processes runs
+on its own host and its own core. A network has a latency, which a relay adds to every packet each way, and a bandwidth
+each way, which a token bucket limits. Networks take turns while the same processes stay connected: a turn is a window
+on each of them. After each change of network, a shorter window that does not count comes first.
 
-The prediction is that of `benchmarks.simulate --processes K --link LATENCY,BANDWIDTH`, with the time of each operation
-measured in the same processes before each turn, one operation at a time, without latency and at full speed. A process
-has one core, so the time of its host thread for a dispatch is part of the operation's time. There are two predictions:
+The prediction is computed as by `benchmarks.simulate --processes K --link LATENCY,BANDWIDTH`. The time of each
+operation is measured in the same processes before each turn, one operation at a time, without latency and at full
+bandwidth. A process has one core, so the time of its host thread for a dispatch is part of the operation's time. There
+are two predictions:
 
     of the link      a message takes the latency, and its bytes over the bandwidth
     of messages      a message takes as long as it takes alone on this network, measured in each turn between the same
@@ -57,8 +58,8 @@ WINDOWS: Mapping[str, Mapping[str, str]] = {
 class Turn(NamedTuple):
     """The measurements of a network in a turn.
 
-    images_per_second: of the window. link, messages: the two predictions. seconds: of a message alone, by (what,
-        receiving stage). relay_percent, others_percent: of the cores' time in the window.
+    images_per_second: the speed in the window. link, messages: the two predictions. seconds: the time of a message
+        alone, by (what, receiving stage). relay_percent, others_percent: of the cores' time in the window.
     """
 
     images_per_second: float

@@ -1,4 +1,4 @@
-"""Where FDG stops scaling and why: the paper's Table 7 as the simulator predicts it, and K beyond it, for three links.
+"""Where FDG stops scaling and why: the simulator predicts the paper's Table 7, and larger K, for three links.
 
     .venv/bin/python -m benchmarks.scaling --out benchmarks/results
 

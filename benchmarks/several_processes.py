@@ -28,12 +28,13 @@ fdg_jax.launch gets the same with XLA_FLAGS=--xla_cpu_multi_thread_eigen=false. 
 fdg:processes=each:xla=--xla_cpu_multi_thread_eigen=true, which --also adds, shows the speed without this flag.
 
 The other tables are of fdg:processes=each alone, from one more window that is recorded. Messages are counted where a
-process gives them to its transport and where it gets them, and compared with the prediction from their shapes. The
-times come from threads, one for each stage or link in a process, which sleep until the next result is ready. So
-dispatches are the same as in the other windows, and no stage waits for a thread. The only cost is that the threads wake
-up on the core that computes. The line below the tables has the speed of this window over that of the others, and the
-delay with which a thread sees an end. While a stage waits, its core is free, so the end of waiting is seen at once.
-Only the border between two operations of a busy stage may be drawn late. All processes read the same clock.
+process hands them to its transport and where it gets them. The counts are compared with the prediction from the
+messages' shapes. The times come from threads, one for each stage or link in a process, which sleep until the next
+result is ready. So dispatches are the same as in the other windows, and no stage waits for a thread. The only cost is
+that the threads wake up on the core that computes. The line below the tables has the ratio of this window's speed to
+the other windows' speed, and the delay with which a thread sees an end. While a stage waits, its core is free, so the
+end of waiting is seen at once. Only the border between two operations of a busy stage may be drawn late. All processes
+read the same clock.
 """
 
 import json
@@ -118,7 +119,8 @@ def ahead(K: int) -> int:
 
 
 def speed(of: Mapping[str, Any], worker: Worker) -> float:
-    """Images/s of a window; for independent processes the sum, each over its own time."""
+    """Images/s of a window. For independent processes it is the sum of each process's images divided by its own
+    time."""
     if "each_seconds" in of:
         images = of["batches"] * worker.side.batch_size / len(of["each_seconds"])
         return sum(images / seconds for seconds in of["each_seconds"])

@@ -5,15 +5,15 @@
     .venv/bin/python -m benchmarks.simulate --validate --K 2 --method bp fdg ddg fr dgl dni gpipe data_parallel
 
 The simulator runs a schedule on devices whose operations take given times. `--times measured` (default) measures every
-operation of every stage alone, in a process pinned to one core that trains this pipeline, so a device is a core.
-`--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}, and
-`--times 50TFLOP/s` takes the blocks' FLOPs at that speed, twice for a backward pass. Images/s of K devices exclude the
-host, unless `--host-microseconds` gives the time of a dispatch. Memory is that of each device of a stage.
+operation of every stage alone, in a process that trains this pipeline. The process is pinned to one core, so a device
+is a core. `--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary":
+0.0}, and `--times 50TFLOP/s` takes the blocks' FLOPs at that speed, twice for a backward pass. Images/s of K devices
+exclude the host, unless `--host-microseconds` gives the time of a dispatch. Memory is that of each device of a stage.
 
-`--processes N` spreads the stages over N processes as the library does, each with a host of its own. `--link` is then
-the link between processes, and messages within a process take no time. "Links busy" is the share of time in
-which bytes travel from one stage to another; latency occupies no link. "Lost to links" is the share of the images/s
-without any link that is lost: 0% where computing hides all transfers.
+`--processes N` spreads the stages over N processes as the library does. Each process has its own host. `--link` is then
+the link between processes, and messages within a process take no time. "Links busy" is the share of time in which bytes
+travel from one stage to another; latency occupies no link. "Lost to links" is the share of the images/s without any
+link that is lost: 0% where computing hides all transfers.
 
 `--validate` tests the simulator on this machine. Every method has a process pinned to as many cores as stages. In turns
 with the others, it measures the times of its operations and then its speed; the times predict the speed. The emulated

@@ -3,8 +3,8 @@
     taskset -c 1 .venv/bin/python -m benchmarks.step_cost
     taskset -c 1 .venv/bin/python -m benchmarks.step_cost --late
 
-The first network is so small (two dense layers, 32 rows) that nearly all of the time is the host's, and the host's is
-what is measured. For the other networks the whole step is measured, with the wait for the device. With --late, both
+The first network is so small (two dense layers, 32 rows) that nearly all of the time is the host's, so only the host's
+time is measured. For the other networks the whole step is measured, with the wait for the device. With --late, both
 sides are plain JAX, which trains a whole network on one device in one program. One side has a usual optimizer, the
 other the same optimizer made late (FDG, K = 8). Both sides take turns in one process, and the result is the median over
 all turns. On a busy machine only the ratio counts.

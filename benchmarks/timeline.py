@@ -8,10 +8,10 @@ delaying the loop. The beginning is computed: it is the latest of the operation'
 stage, and the arrival of its messages. A CPU device runs one program after another, so an operation can begin then.
 Only the lack of a free thread may delay it, which counts as computing.
 
-Precision: an end is seen late, because the thread has to wake up and get Python's lock, for which threads ask every 0.1
-ms during the run. The last line of the output has the delay. It is measured in the same process, against a thread that
-polls without pause and never gives up the lock by itself, which is the worst case. Busy cores increase the delay.
-Recording begins when the pipeline is full and everything is compiled.
+Precision: an end is seen late, because the thread has to wake up and get Python's lock. During the run, threads ask for
+this lock every 0.1 ms. The last line of the output has the delay. The delay is measured in the same process, relative
+to a thread that polls without pause and never gives up the lock by itself. This is the worst case. Busy cores increase
+the delay. Recording begins when the pipeline is full and everything is compiled.
 
 It writes timeline.png, and timeline.json in Chrome's trace format, for ui.perfetto.dev. There, one process is the
 measured run and one the predicted one; a row is a stage or a link.

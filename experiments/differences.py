@@ -1,7 +1,7 @@
 """The differences between this package and the authors' code, and the effect of each. Registered.
 
-The base is FDG with β = 0.3 in the runs of 20 epochs of `decisive` (ResNet-8 on CIFAR-10 averaged to 16x16, K = 4),
-with the first three seeds. Every arm changes one thing. This table and `decisive` keep their runs in one place.
+The base is the first three seeds of FDG with β = 0.3 in the table `decisive`: 20 epochs of ResNet-8 on CIFAR-10
+averaged to 16x16, K = 4. Every arm changes one thing. This table and `decisive` keep their runs in one place.
 """
 
 import sys

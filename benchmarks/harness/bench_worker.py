@@ -60,8 +60,8 @@ class Trainer:
 
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed. If a dispatch takes many batches (the delay
-        line on an accelerator), only whole dispatches are made, so that one program is compiled; `batches` in the
-        answer is their number of batches.
+        line on an accelerator), only whole dispatches are made, so that one program is compiled. The answer has the
+        number of trained batches as `batches`.
         """
         data, pipeline = self.data, self.job.pipeline
         window = self.job.options.window or 1

@@ -31,8 +31,7 @@ class Trainer(bench_worker.Trainer):
     """The stages of this process."""
 
     def prepare_cpu(self, side: side_specs.Side) -> None:
-        """Joins the other processes. On the one core no operation is split over threads, as in a process for all
-        stages."""
+        """Joins the other processes. Each process has one core, so no operation is split over threads."""
         jobs.prepare_cpu(one_core=True)
         fdg_jax.join_processes(os.environ[serving.COORDINATOR], int(os.environ[serving.RANK]), side.K, side.K)
         self.peers = JoinedPeers(int(os.environ[serving.RANK]), side.K, math.inf, Notices())  # else each has all stages
@@ -55,7 +54,8 @@ class Trainer(bench_worker.Trainer):
         return {**window, **seconds, "ended": ended, "late": late, "counted": counted, "predicted": predicted}
 
     def messages(self, tries: int) -> dict[str, Any]:
-        """Sends messages of the sizes in a tick, each `tries` times, one at a time and with no other on its way.
+        """Sends messages with the sizes of those in a tick, each `tries` times. Only one message is on its way at a
+        time.
 
         Returns: `messages`, for each kind [what, k, to, bytes, this process's end of it ("sent", "arrived" or neither),
             the times at this end].
@@ -69,7 +69,8 @@ class Trainer(bench_worker.Trainer):
         return {"messages": found}
 
     def leave(self) -> None:
-        """Leaves the other processes, which leave at the same time, without waiting long for one that does not."""
+        """Leaves the other processes, which leave at the same time. Does not wait long for a process that does not
+        leave."""
         timer = threading.Timer(LEAVING_SECONDS, os._exit, (0,))
         timer.daemon = True
         timer.start()

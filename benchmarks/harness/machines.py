@@ -80,8 +80,8 @@ def of_blocks(
     Stage K has no auxiliary network. The replicas of data parallel take 1/K of the time for 1/K of a batch, and GPipe's
     micro-batches 1/M, which is the best case. The update takes the same time everywhere.
 
-    weights: bytes of each stage's weights. Data parallel averages gradients over the link by a ring after every
-        backward pass, which sends 2 (K-1)/K of these bytes each way.
+    weights: bytes of each stage's weights. After every backward pass, data parallel averages gradients by a ring
+        all-reduce over the link, which sends 2 (K-1)/K of these bytes each way.
     """
     method, K = methods.find(schedule.name), schedule.K
     bounds = list(pairwise((0, *cuts, len(times.F))))

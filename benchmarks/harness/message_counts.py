@@ -1,7 +1,7 @@
 """The messages between the processes of a pipeline: predicted from their shapes, and counted.
 
 The counts are of arrays that this process gives to its transport and gets from it. The prediction is for one tick of
-the schedule, from the shapes with which the stages were checked.
+the schedule, computed from the shapes in the stages' specs.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def processes_of(engine: HostEngine) -> set[int]:
 
 @contextmanager
 def counting(engine: HostEngine) -> Iterator[list[Message]]:
-    """A context in which the messages that this process sends to others and receives from them are listed."""
+    """A context that lists the messages that this process sends to other processes and receives from them."""
     found, here = list[Message](), jax.process_index()
 
     def counted(call: Call, dispatch: Callable[[], Any]) -> Any:

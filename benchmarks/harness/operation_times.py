@@ -2,8 +2,8 @@
 
 The pipeline trains as usual, except that the host waits for each dispatch before the next. So F, B, U and a method's
 own operations are the same programs as in the run, with the same shapes, in the same process with the same threads. (A
-micro-batch is measured, not computed from a batch.) On several cores, each operation is measured twice: alone, when it
-may use all cores; and crowded, while other threads keep the devices of other stages busy, one for each further core.
+micro-batch is measured, not computed from a batch.) On several cores, each operation is measured twice. "Alone" it may
+use all cores. "Crowded", other threads keep the devices of other stages busy, one thread for each further core.
 """
 
 import itertools

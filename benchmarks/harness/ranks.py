@@ -66,8 +66,8 @@ def of_stages(
 
 class Joined(Ranks):
     """The stages of a side in processes that have joined: one process per stage, each pinned to a core of its own. With
-    HOSTS and COORDINATOR they are on these hosts (benchmarks.harness.hosts), each with a network of its own; else all
-    are on this host."""
+    HOSTS and COORDINATOR, the processes are on these hosts (benchmarks.harness.hosts), each with its own network.
+    Otherwise all are on this host."""
 
     def __init__(self, side: side_specs.Side):
         hosts = json.loads(os.environ.get(HOSTS, "[]"))
@@ -79,8 +79,8 @@ class Joined(Ranks):
     def each(self, what: str, batches: int) -> dict[str, Any]:
         """Asks every process. `processes` has their answers, in the order of the ranks.
 
-        seconds: until the last answer. loopback_bytes: the bytes on the loopback interface meanwhile, of all programs,
-            with headers; None if the system does not say.
+        seconds: until the last answer. loopback_bytes: the bytes that all programs sent over the loopback interface in
+            this time, with headers; None if the system does not say.
         """
         before, start = loopback_bytes(), time.perf_counter()
         found = self.ask({what: batches})
@@ -92,7 +92,8 @@ class Joined(Ranks):
     recorded = partialmethod(each, "recorded")
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """The time of each operation, merged from the processes, each of which has those of its own stages."""
+        """The time of each operation, merged from all processes. Each process measures the operations of its own
+        stages."""
         found = self.ask({"operations": batches})
         together = dict(found[0])
         for each in found[1:]:
@@ -116,7 +117,7 @@ class Joined(Ranks):
 class EachCore(Ranks):
     """Independent processes of a side, all at once: on a CPU one per core, to find the limit of the machine itself.
 
-    Cores share caches and memory bandwidth, so two of them need not be twice as fast as one. On a GPU, the processes
+    Cores share caches and memory bandwidth, so two cores need not be twice as fast as one core. On a GPU, the processes
     share the device. `batches` is the total. It is shared out evenly and rounded up.
     """
 

@@ -200,7 +200,7 @@ def rounded(values: Sequence[float], digits: int) -> list[float]:
 
 
 def over(values: Sequence[float], base: Sequence[float], digits: int = 9) -> list[float]:
-    """The ratios of values to those of another side, one per turn."""
+    """The ratios of one side's values to another side's, one per turn."""
     return [round(a / b, digits) for a, b in zip(values, base, strict=True)]
 
 

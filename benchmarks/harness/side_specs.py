@@ -90,7 +90,7 @@ class Side:
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     """Reads a side.
 
-    common: K, model, batch_size, device of all sides. xla, split: for sides that do not name their own.
+    common: K, model, batch_size, device of all sides. xla, split: the values for sides that name none.
     """
     name, *words = text.split(":")
     preset = PRESETS.get(name) or {"method": methods.find(name).name}

@@ -1,4 +1,5 @@
-"""Sides that take turns: processes, of which each trains for a window while the others sleep, or functions in one."""
+"""Sides that take turns. They are processes, each of which trains while the others sleep, or functions in one
+process."""
 
 import math
 import statistics

@@ -1,7 +1,7 @@
 """Tests the simulator on this machine: it predicts a process's speed of training from the times of its operations.
 
 Each method is a process pinned to its cores. In every turn, its operations are timed first, and then it trains for a
-window, so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
+window. So the machine is about equally fast during both. The ratio of a turn is predicted over measured.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Draws differences to BP over the length of the run, with a point for every seed."""
+"""Draws how much larger the test errors are than BP's, over the length of the run, with a point for every seed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The rules for and against each claim, as registered in experiments/decisive.md before the first run.
 
 All verdicts are computed from test errors in percent. Differences between arms are taken seed by seed, with Student's
-95% interval. With fewer than MIN_SEEDS seeds, nothing is decided.
+95% interval. With fewer than MIN_SEEDS seeds, there is no verdict.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -177,9 +177,10 @@ class Step(NamedTuple):
     run(at): does the step and returns its lines, each with `says`, and for a check also `passed`. An exception may
         interrupt it anywhere; it then ends the processes that it started.
     needs: names of the steps whose results it reads, or that must have passed.
-    takes(at): how many seconds it still takes; None if that is not known yet; by default the guess of the settings.
+    takes(at): how many seconds the step still takes; None if this is not known yet; by default the guess in the
+        settings.
     refused(at): why the step cannot be done now; "" if it can.
-    goes_on: whether it goes on where it was interrupted; else it begins again.
+    goes_on: whether an interrupted step goes on where it was; otherwise it begins again.
     """
 
     name: str

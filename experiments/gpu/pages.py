@@ -32,7 +32,7 @@ def seeds_side(n: int) -> str:
 
 
 def collect(folder: Folder, results: Path) -> list[Path]:
-    """Adds the finished steps of a folder to the results. They replace older ones of the same device.
+    """Adds the finished steps of a folder to the results. They replace older results of the same steps and device.
 
     Returns: the two files that were written. Raises BadInput for a folder without a finished step.
     """

@@ -24,7 +24,8 @@ class Settings(NamedTuple):
 
     device: as in a benchmark's side. model: the network whose speed is measured. sides: those of the flag matrix, the
         baseline first. seeds: the numbers of seeds that are trained together, to find their speed. check_model,
-        check_words: the training that must repeat its bits; check_steps: its batches. table: the table whose rows are
+        check_words: the training that must repeat its bits. check_steps: how many batches it has. table: the table
+            whose rows are
         filled. every: epochs between its runs' evaluations, and batches between their checkpoints.
     guesses: seconds of a step, before anything is known.
     """

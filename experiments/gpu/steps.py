@@ -184,7 +184,7 @@ def memory(at: Workplace) -> list[Line]:
 
 def flags(at: Workplace) -> list[Line]:
     """The flag matrix: a line for each side of the settings, measured in turns by benchmarks.images_per_second. A side
-    that fails has no `ratio`, and its line says why: XLA ends a process that has a flag which it does not know. Raises
+    may fail, since XLA ends a process with an unknown flag. The line of such a side has no `ratio` and says why. Raises
     ChildFailed if the baseline fails."""
     s, file, log = at.settings, at.folder.place("speeds.jsonl"), at.folder.place("speeds.log")
     words = ["--model", s.model, "--batch-size", str(s.batch_size), "--windows", str(s.windows), "--device", s.device]
@@ -207,7 +207,8 @@ def flags(at: Workplace) -> list[Line]:
 
 
 def captured(at: Workplace) -> str:
-    """The flags that capture a window, if the matrix has found them faster in the precision of the rows; else ""."""
+    """The flags that capture a window, if the flag matrix has shown that they are faster in the precision of the rows;
+    else ""."""
     speeds = {line["side"]: line["ratio"] for line in at.folder.lines("flags") if "ratio" in line}
     name = {"tf32": "TF32"}.get(at.choices.precision, at.choices.precision)
     with_them, without = (speeds.get(f"tuned, {kind}{name}") for kind in ("captured, ", ""))

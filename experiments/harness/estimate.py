@@ -1,8 +1,8 @@
 """Estimates how long the runs of a table would take: their remaining steps times the time of a step.
 
-The training command measures the time of a step with the run's own flags, in a process of its own and on synthetic
-images. This is done once for all runs whose steps take the same time, and kept in the user's cache directory. The
-estimate does not include evaluations and checkpoints.
+The training command measures the time of a step with the run's own flags, in a separate process and on synthetic
+images. It measures once for all runs whose steps take the same time, and keeps the result in the user's cache
+directory. The estimate does not include evaluations and checkpoints.
 """
 
 import hashlib

@@ -54,7 +54,8 @@ class Table(NamedTuple):
     blocks(lines): the texts for the names in braces of `pages/<page>.md.in`, made from the results alone.
     page: the name of this file, if it is not the table's name. Its first line is the table's title.
     picture(lines, path): draws the results into a PNG file, if the table has a picture.
-    shares: the name under which several tables keep their runs and results, so that a common run is made and kept once.
+    shares: the name under which several tables keep their runs and results, so that a run of several tables is made
+        once.
     shortened(epochs): the same table with shorter runs, if the table has such a version.
     then(lines): further runs, whose options follow from the lines of `runs`, such as runs with the tuned options.
     diverging: whether a diverged run is a result, too. Its line has `diverged` and no error.

@@ -196,7 +196,8 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
 
 
 def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs: int) -> int:
-    """Makes all runs that are neither done nor under way in another process, `jobs` at a time, one process per core.
+    """Makes all runs except those that are done or that another process is making, `jobs` at a time, one process per
+    core.
 
     Each run is the command that `list` shows; its output goes to <runs-dir>/<name>.log.
 

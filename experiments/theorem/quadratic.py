@@ -21,9 +21,9 @@ Array = Any
 class Expected(NamedTuple):
     """Exact expectations at t = 0..T-1. Leading axes, if any, are problems.
 
-    change [..., T]: of the loss, E f(theta at t+1) - E f(theta at t). squares [..., T, K]: E|mean gradient of module
-    k|^2 at theta of t. M [..., T]: the largest E|g|^2, all modules together, of the batches 0..t. Its last entry is for
-    the whole run: the smallest constant that satisfies Assumption 2.
+    change [..., T]: the change of the loss, E f(theta at t+1) - E f(theta at t). squares [..., T, K]: E|mean gradient
+    of module k|^2 at theta of t. M [..., T]: the largest E|g|^2, all modules together, of the batches 0..t. Its last
+    entry is for the whole run: the smallest constant that satisfies Assumption 2.
     """
 
     change: Array

@@ -1,4 +1,4 @@
-"""The tokens that an arm on text needs, divided by those that BP needs for the same loss."""
+"""The tokens that an arm on text needs, divided by the tokens that BP needs for the same loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | N
 
 
 def times_bp(lines: Lines, part: Part, arm: Arm, reference: str | None = None) -> dict[int, float | None]:
-    """Tokens to BP's loss over BP's tokens, for every seed that both have; None if the loss is not reached. reference:
-    the arm of BP, by default the arm's own."""
+    """The tokens that the arm needs to reach BP's loss, divided by BP's tokens, for every seed that both have. None if
+    the loss is not reached. reference: the name of the BP arm, by default the arm's own reference."""
     bp = of_name(lines, part, reference or arm.reference).by_seed
     found = {}
     for seed, line in part.finished(lines, arm).items():
@@ -78,8 +78,8 @@ def spread(numbers: Sequence[float]) -> str:
 
 
 def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
-    """An arm's tokens over those that BP needed for the arm's final loss: `2.17 (1.70 to 2.65)`. If BP has this loss at
-    its first test already: a lower bound."""
+    """An arm's tokens divided by the tokens that BP needed for the arm's final loss: `2.17 (1.70 to 2.65)`. If BP has
+    this loss at its first test already: a lower bound."""
     where, bp = named(part, arm.reference)
     own, bps = (
         {seed: line["evaluations"] for seed, line in found.items() if not line.get("diverged")}

@@ -1,4 +1,4 @@
-"""One checkpoint: a folder with the arrays of a state, which Orbax writes and reads, and a manifest over all of it.
+"""A checkpoint is a folder with the arrays of a state, which Orbax writes and reads, and a manifest of all files.
 
     step-000000020/{arrays/, manifest.json}                                         of one process
     step-000000020/{process0/{npy/, manifest.json}, process1/..., manifest.json}    of several
@@ -185,8 +185,8 @@ def read_arrays(folder: Path) -> Mapping[str, Any]:
 
 
 def check_sizes(folder: Path, declared: Collection[Any]) -> None:
-    """Raises Damaged if arrays declare far more memory than the files on the disk can fill: the C++ code that reads
-    them would then end the process. declared: Orbax's metadata of each array."""
+    """Raises Damaged if arrays declare far more memory than the files on the disk can fill. Reading them would end the
+    process, since C++ code would try to allocate this memory. declared: Orbax's metadata of each array."""
     stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     needed = sum(math.prod(each.shape) * each.dtype.itemsize for each in declared)
     parts = [zip(each.storage.chunk_shape, each.shape, strict=True) for each in declared]
@@ -210,7 +210,7 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
 
 @functools.cache
 def quiet_orbax() -> None:
-    """From now on one failed save, or one damaged checkpoint, is reported once: by the exception that Orbax raises.
+    """From now on a failed save, or a damaged checkpoint, is reported only once, by the exception that Orbax raises.
 
     Otherwise Orbax logs further errors of the same failure with tracebacks, and asyncio logs those of failed tasks.
     Python warns about coroutines that nobody awaited. tensorstore prints that the event loop is closed if it ends late.

@@ -4,9 +4,9 @@ A thread writes them while training goes on, and flushes them to the disk. The n
 one. A damaged checkpoint (fdg_jax.checkpoint.manifest) is set aside with a warning, and the one before it is used. A
 checkpoint that cannot be read at the moment is not changed.
 
-The processes of one training write a checkpoint together, into a folder that all of them see. Each writes what its own
-stages need. When all have sealed their parts, process 0 renames the folder, which is the commit. No process begins the
-next checkpoint before that, so all of them know whether this one has succeeded.
+The processes of a training write a checkpoint together, into a folder that all of them see. Each process writes the
+state of its own stages. When all have sealed their parts, process 0 renames the folder, which is the commit. No process
+begins the next checkpoint before the commit, so all processes know whether this checkpoint has succeeded.
 """
 
 import errno
@@ -82,7 +82,7 @@ class Saver:
     best: the step of the best checkpoint written so far, which is kept, too; None if there is none.
     flush: called in the thread before a checkpoint gets its name; what the checkpoint refers to must then be on the
         disk.
-    peers: the processes of the training; None: only this one.
+    peers: the processes of the training; None: only this process.
     """
 
     def __init__(

@@ -148,8 +148,8 @@ def heading(name: str, dtype: Any, shape: Sequence[int]) -> bytes:
 def parameters_sha256(stages: Sequence[Any]) -> str:
     """The sha256 over the bytes of all parameters, sorted by (key path, k).
 
-    Where stages have distinct names, as those of one cut network have, the order is that of the whole network and does
-    not depend on K.
+    If the names of all stages' parameters differ, as in a network that was cut into stages, the order is that of the
+    whole network and does not depend on K.
 
     Arguments:
         stages: for each stage k = 1..K its Flax collection "params"; of an uncut network there is one.

@@ -116,8 +116,8 @@ def load_weights(path: str | os.PathLike[str]) -> Weights:
 
     Returns: the Flax dictionary, for `module.apply` or for `Pipeline.init(..., variables=...)`, and the header. Tuples,
     lists, None, whole numbers as keys, empty dictionaries and random keys (`jax.random.key`) come back as they were.
-    Containers of other classes come back as dictionaries, and `nn.Partitioned` and its like as the arrays in them;
-    `Pipeline.init` puts them into the modules' containers.
+    Containers of other classes come back as dictionaries. Boxes such as `nn.Partitioned` come back as the arrays in
+    them. `Pipeline.init` puts both into the modules' containers.
 
     Raises:
         BadInput: there is no file, it is damaged, or another program wrote it.
@@ -184,8 +184,8 @@ def write(
         about: further entries of the header. A text stays as it is, anything else becomes JSON.
 
     Raises:
-        BadInput: an array holds neither numbers nor random keys, an entry of the header has a name or a value that it
-            cannot have, or there is no such folder.
+        BadInput: an array holds neither numbers nor random keys, an entry of the header has an impossible name or
+            value, or the file's folder does not exist.
         OSError: the disk is full, or the like.
     """
     path, texts = Path(path), {"format": kind, **{name: text(name, value) for name, value in about.items()}}

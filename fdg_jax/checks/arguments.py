@@ -286,7 +286,7 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
 
 
 def cut_variables(variables: Mapping[str, Any], stages: Sequence[nn.Module]) -> list[dict[str, Any]]:
-    """Cuts one dictionary of a network's variables into those of each stage.
+    """Cuts the dictionary of a network's variables into a dictionary for each stage.
 
     Raises:
         BadInput: the stages were not cut from one network, or the dictionary's names are not those of its blocks.

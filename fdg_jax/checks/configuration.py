@@ -180,7 +180,7 @@ class Configuration:
     def first_variables(self, k: int, seen: TracedModule, init: Any, key: jax.Array, given: bool) -> dict[str, Tree]:
         """The first variables of stage k, on its devices; as shapes, if these belong to another process.
 
-        Each process makes the variables of its own stages only, and no device has to hold those of all stages.
+        Each process makes the variables of its own stages only, and no device has to hold the variables of all stages.
 
         seen, init: from `check_shapes`. key: the stage's random key. given: whether the caller gave the variables.
         """
@@ -272,8 +272,8 @@ class Configuration:
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
-        """Cuts the blocks into stages, now that shapes are known. Returns the given variables, or else initial ones of
-        the whole network, which do not depend on the cut."""
+        """Cuts the blocks into stages, now that shapes are known. Returns the given variables. If none are given,
+        returns initial variables of the whole network, which do not depend on the cut."""
         x, _ = preprocessed(self.preprocess, *map(shape_of, example))
         self.stages = split.stages(self.blocks, cut(self.asked_cut, self.K, self.blocks, x, self.places))
         if variables is not None:

@@ -106,7 +106,7 @@ def silenced() -> bool:
 
 
 def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bool:
-    """Whether half of a gradient makes nearly the same update, as with Adam.
+    """Whether halving a gradient leaves the update nearly the same, as with Adam.
 
     The trial takes three steps with small arrays that have the axes and names of the parameters. One trial has zeros as
     parameters, where coupled weight decay adds nothing. Another has ones, where clipping in proportion to parameters

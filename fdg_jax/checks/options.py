@@ -136,7 +136,7 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
 
 
 def check_start(start: Start, config: Config, joining: Joining) -> None:
-    """Refuses flags about a start whose values are impossible or contradict one another. Raises BadInput."""
+    """Refuses impossible values of the flags in `Start`, and flags that contradict one another. Raises BadInput."""
     for name, option in OF_START.items():
         checked(option, getattr(start, name))
     refuse_where(start, (

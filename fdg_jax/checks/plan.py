@@ -22,9 +22,10 @@ MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; larger one
 class Plan(NamedTuple):
     """How the stages are trained.
 
-    corrections: with their options, in the order in which they act. stage_options: the method's options of its stages.
-    remat: the stages that recompute activations. other_weights: per stage, the option that makes its backward pass use
-        other weights than its forward pass; "" if none does.
+    corrections: the corrections with their options, in the order in which they act. stage_options: the options that the
+        method's stages take.
+    remat: the stages that recompute activations. other_weights: for each stage, the option that makes its backward pass
+        use other weights than its forward pass; "" if no option does.
     """
 
     method: Method

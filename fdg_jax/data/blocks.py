@@ -16,8 +16,8 @@ from fdg_jax.errors import Damaged, reason
 
 
 class OpenFile:
-    """A file that is kept open, so that it stays the same file if its name is reused. file: the open file, if there is
-    one already."""
+    """A file that is kept open, so that a new file of the same name does not replace it. file: the open file, if it is
+    open already."""
 
     def __init__(self, path: Path, file: Any = None):
         self.path = path
@@ -50,7 +50,7 @@ class Blocks:
     A slice returns `Blocks` again. An integer, an array of integers, and `np.array(blocks)` read from the file.
 
     Arguments:
-        file: an `OpenFile`, or what reads like one (fdg_jax.data.texts.tokens).
+        file: an `OpenFile`, or an object with the same methods (fdg_jax.data.texts.tokens).
         stride: in tokens; None for T, so that a block begins where the previous one ends.
 
     Raises:

@@ -28,8 +28,8 @@ class Cifar(NamedTuple):
     """One of the two data sets.
 
     mean, std: those of its training images' channels, scaled to 0..1.
-    train, test: names of the archive's files, in order. A record in them is one byte for each label and then 3 x 32 x
-        32 bytes of image.
+    train, test: names of the archive's files, in order. A record in these files has one byte for each label, then an
+        image of 3 x 32 x 32 bytes.
     label_bytes: how many labels a record has; the last one is used.
     """
 

@@ -40,8 +40,8 @@ def fetch(download: Download) -> bytes:
     """Downloads a file into memory.
 
     Raises:
-        Unavailable: all attempts failed, or no server answered within `answer_seconds`, or the file is not the expected
-            one (then there is no further attempt). The message has the reason.
+        Unavailable: all attempts failed, no server answered within `answer_seconds`, or another file was received.
+            After another file, there is no further attempt. The message has the reason.
     """
     deadline = time.monotonic() + download.answer_seconds
     for attempt in range(1, download.attempts + 1):
@@ -107,7 +107,7 @@ def receive(response: http.client.HTTPResponse, download: Download) -> bytes:
 
 
 def differs(content: bytes | bytearray, download: Download) -> str:
-    """How a file differs from the one that would be downloaded, in words; "" if it does not."""
+    """A text on how a file differs from the file to download; "" if it does not differ."""
     if len(content) != download.bytes:
         return f"{len(content):,} bytes instead of the {download.bytes:,} expected"
     digest = hashlib.sha256(content).hexdigest()

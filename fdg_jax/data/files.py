@@ -78,7 +78,8 @@ class Files:
 
 
 def sizes(paths: Iterable[str]) -> np.ndarray:
-    """The sizes of files in bytes, [N] int64. In threads, as network file systems answer slowly. Raises Damaged."""
+    """The sizes of files in bytes, [N] int64. It uses threads, since network file systems answer slowly. Raises
+    Damaged."""
     every = list(paths)
     chunks = [every[start : start + CHUNK] for start in range(0, len(every), CHUNK)]
     with ThreadPoolExecutor(THREADS) as pool:

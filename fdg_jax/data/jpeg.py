@@ -1,9 +1,9 @@
 """Decodes one photograph, and crops it: at random for training, at the centre for testing.
 
-The recipe is the usual one for ImageNet: a random part of the image, resized, and mirrored at random; for testing the
-centre. The paper says "random cropping, random horizontal flip" and cites ResNet and DenseNet, which differ. This is
-DenseNet's recipe, with PyTorch's usual ranges of scale and aspect ratio. Resizing is Pillow's bilinear, which averages
-over all pixels when it shrinks. Colours and brightness are not changed.
+The recipe is the usual one for ImageNet. A training image is a random part, resized and mirrored at random. A test
+image is the centre. The paper says "random cropping, random horizontal flip" and cites ResNet and DenseNet, which
+differ. This is DenseNet's recipe, with PyTorch's usual ranges of scale and aspect ratio. Resizing is Pillow's bilinear,
+which averages over all pixels when it shrinks. Colours and brightness are not changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Images that `--dataset` names by a path: a folder, or a file of arrays.
 
-A folder has train/CLASS/*.png (or jpg) and test/ or val/ likewise. Images of one size are held in memory up to 2 GiB;
-others are decoded while training, as ImageNet's are: 224x224, cropped and mirrored at random. A file `.npz` has
+A folder has train/CLASS/*.png (or jpg) and test/ or val/ likewise. Images of one size are held in memory up to 2 GiB.
+Others are decoded while training, as for ImageNet: to 224x224 pixels, cropped and mirrored at random. A file `.npz` has
 x_train, y_train, x_test and y_test, as Keras has them. It is not known whether a mirrored image shows the same class,
 so images in memory are only cropped at random.
 """

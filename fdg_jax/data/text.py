@@ -94,7 +94,7 @@ class Text(Source):
         return f"{train:,} training and {test:,} test blocks of {self.per_example} {tokens} of {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """The test loss in bits per byte instead of nats, if it is known how many bytes a token stands for; else {}."""
+        """The test loss in bits per byte, if the number of bytes per token is known; else {}."""
         size = 1 if self.of_bytes else self.bytes_per_token
         if not size:
             return {}

@@ -1,9 +1,9 @@
-"""The layers that the convolutional families share, in one place, so that a faster layer helps all of them.
+"""The layers that the convolutional families share, so that a faster layer helps all of them.
 
 All take [batch, height, width, channel] in float32 or, with kernels of the same dtype, in bfloat16, and return that
-dtype. Sums over a batch or a feature map are float32 (fdg_jax.stages.precision says what is cast where). Convolutions
-(fdg_jax.layers.convolution) have no bias unless a model asks for one: a batch norm follows them. Nothing is computed at
-import.
+dtype. Sums over a batch or a feature map are float32 (fdg_jax.stages.precision describes all casts). Convolutions
+(fdg_jax.layers.convolution) have no bias unless a model asks for one, since a batch norm follows. Nothing is computed
+at import.
 
 Deviation from the authors' released code: our convolutions are initialised with He's normal distribution over the
 fan-out, variance 2 / (k k features). The released code uses PyTorch's default, a uniform distribution with variance

@@ -4,7 +4,7 @@ JAX would make a grouped convolution with a group for each seed. On a GPU groupe
 layers do not fill the machine (jax issues 26568 and 13800). So the channels of a few seeds lie side by side, at most
 `WIDTH` channels: 4 seeds of 16 channels, 2 of 32, 1 of 64. Their kernels are the diagonal blocks of one kernel that is
 zero elsewhere. This computes the same sums, with zeros in between, so results differ by rounding only. On a CPU each
-seed's convolution is computed by itself, as in a run of its own.
+seed's convolution is computed separately, as in a run of one seed.
 
 An infinite number in one seed makes NaN in the seeds that lie beside it, since 0 times infinity is NaN.
 """

@@ -49,7 +49,7 @@ def enable() -> None:
 
 
 def not_ours(folder: Path) -> Path | None:
-    """A folder of programs, or the one above it, where others may write; None if it is safe."""
+    """Returns the folder of programs, or its parent, if other users may write there; None if both are safe."""
     if hasattr(os, "geteuid"):
         for each in (folder, folder.parent):
             status = each.stat()

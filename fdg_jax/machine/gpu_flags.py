@@ -73,7 +73,7 @@ def unknown_flags(flags: str) -> list[str]:
 
 
 def refused(flags: str, code: int, said: str) -> list[str]:
-    """The names of the flags that a process could not be started with; all of them if it does not say which.
+    """The names of the flags that kept a process from starting; all flags if the process does not name them.
 
     Arguments:
         flags: those of the process.

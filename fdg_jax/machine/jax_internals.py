@@ -129,7 +129,7 @@ def has_started() -> bool:
 def coordination_client() -> Any:
     """The client of the coordination service that `jax.distributed` has joined: a store of texts for all processes.
 
-    JAX has no documented access to this client. Orbax uses the same undocumented one.
+    JAX has no documented access to this client. Orbax uses the same undocumented access.
     """
     from jax._src.distributed import global_state
 

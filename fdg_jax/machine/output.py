@@ -138,7 +138,7 @@ def forgiving() -> Iterator[None]:
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:
-    """Makes a command from a function that returns an exit code: printing raises nothing, and bad input gives one
+    """Makes a command from a function that returns an exit code: printing raises no exception, and bad input gives one
     message on stderr and exit code 2."""
 
     @functools.wraps(main)

@@ -7,11 +7,12 @@ fast for most of them. There are two exceptions, chosen for each program separat
   passes, the cores of a pipeline are idle for longer with YNNPACK (docs/log.md, 2026-11-23).
 - Not all reductions in jaxlib 0.10.2, where they can be wrong (jax issue 39103). If sums of a few products (a matrix
   product, or a sum over an axis) are fused with a reduction of these sums, some columns of the result have other
-  columns' values: those from number 16,384 on in float64, from 32,768 on in float32. jaxlib 0.10.1 and 0.11.0 are
-  correct. YNNPACK is several times faster for batch-norm statistics, so programs without such sums use its reductions.
+  columns' values. These are columns from number 16,384 on in float64, and from 32,768 on in float32. jaxlib 0.10.1 and
+  0.11.0 are correct. YNNPACK is several times faster for batch-norm statistics, so programs without such sums use its
+  reductions.
 
 On a GPU the option changes nothing. If XLA_FLAGS has the flag, it holds for all programs, and this module chooses
-nothing. An operation outside of any jitted program is a program by itself, so nothing is fused with it.
+nothing. An operation outside of any jitted program is a program of one operation, so nothing is fused with it.
 """
 
 import math

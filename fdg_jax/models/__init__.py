@@ -1,10 +1,9 @@
-"""Model families, one file each: the models' names, their blocks, and where the paper's authors split them.
+"""Model families, one file each. A file has the models' names, their blocks, and the splits of the paper's authors.
 
 Nothing needs to be registered: a file with a `NAMES` table is a family (`Family` says what else it has). Shared layers
 are in `fdg_jax.layers`. A network is a flat list of blocks, because it can be split between any two of them. In
 residual networks, block 0 is the stem, each residual block is one block, and the last block is the head. A file may
-declare options of its own, as methods do (fdg_jax.options.fields). This module imports no JAX; the files of the
-families do.
+declare options, as methods do (fdg_jax.options.fields). This module imports no JAX; the files of the families do.
 """
 
 from collections.abc import Mapping

@@ -9,8 +9,8 @@ convolution with batch norm. Both are as in the authors' released code.
 on CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The paper
 times "ResNet-101 (ImageNet)" without saying which form it is. Deviation: the released code ends in 4 x 4 average
 pooling, which covers the whole feature map of a 32 x 32 image only; here the pooling is global.
-Block numbers: 0 stem, then one per residual block, and the last is the head; 1-2, 3-4, 5-6, 7-8 are the layers of
-ResNet-18, 1-3, 4-7, 8-30, 31-33 those of ResNet-101.
+Block 0 is the stem, each residual block is a block, and the last block is the head. The four layers are the blocks 1-2,
+3-4, 5-6 and 7-8 in ResNet-18, and 1-3, 4-7, 8-30 and 31-33 in ResNet-101.
 """
 
 from collections.abc import Sequence

@@ -324,7 +324,7 @@ class Joining:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The flags about one start of a command: where it reads options, what it shows, how many runs it makes."""
+    """Flags for a single start of a command: where it reads options, what it shows, how many runs it makes."""
 
     config: str | None = option(
         None, "Read options from a file in TOML, YAML or JSON, by their names in config.json (train_size, train-size). "

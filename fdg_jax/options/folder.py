@@ -46,8 +46,8 @@ class Loader(SourceLoader):
 class Folder(NamedTuple):
     """A folder in which every file defines one value of an option.
 
-    package: such as fdg_jax.methods. what: what each file defines, such as "method". constant: the name of the file's
-        constant for it, such as METHOD. kind: the constant's type. aliases: other names, which a message may
+    package: such as fdg_jax.methods. what: what each file defines, such as "method". constant: the name of the constant
+        that a file must have, such as METHOD. kind: the constant's type. aliases: other names, which a message may
         suggest."""
 
     package: str

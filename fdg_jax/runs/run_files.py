@@ -1,4 +1,4 @@
-"""The files of a run directory: its options, what happened step by step, and the results.
+"""The files of a run directory: the run's options, its events step by step, and its results.
 
 `config.json` and `summary.json` appear completely or not at all. `metrics.jsonl` is passed to the system line by line,
 so that a killed process loses no line. It is flushed to the disk before a checkpoint that records its number of lines

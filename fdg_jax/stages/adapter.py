@@ -116,7 +116,7 @@ class Adapted(Around):
 
     @property
     def stays(self) -> bool:
-        """Whether no switch is set, as the caller of `stage` asked."""
+        """Whether no switch is to be set, which the caller of `stage` can ask for."""
         return not self.how.tells
 
     def __call__(self, x: Any, train: bool) -> Any:

@@ -80,7 +80,7 @@ class Sum(NamedTuple):
 
     grads: their sum.
     summed: their number, int32.
-    since: the oldest weight version at which one was taken, int32.
+    since: the oldest weight version at which one of the gradients was taken, int32.
     """
 
     grads: Tree
@@ -270,7 +270,7 @@ def use_late(
 def update_where(
     whole: jax.Array, rule: UpdateRule, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, **extra: Any
 ) -> tuple[Progress, Tree]:
-    """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one.
+    """Where `whole` is true, updates the stage: by the gradient, or by the gradient sum if there is a sum.
 
     Returns: (the stage's `Progress`, what was added to its weights).
     """

@@ -48,8 +48,8 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     Returns: a linen module with `__call__(x, train)`.
 
     Raises:
-        BadInput: `make` is something else. `Pipeline.init` raises it for a module that cannot be used: one whose
-            `__call__` needs `rngs`, or that changes its batch statistics in evaluation, too.
+        BadInput: `make` is something else. `Pipeline.init` raises it for a module whose `__call__` needs `rngs`, or
+            that changes its batch statistics in evaluation.
 
     Example: `from_nnx(nnx.Linear, 8, 64)`
     """
@@ -250,7 +250,7 @@ def made(make: Callable[[nnx.Rngs], Any], rngs: nnx.Rngs) -> Any:
 
 
 def boxed(leaf: Any) -> Any:
-    """The value of a leaf of an nnx state, with the names of its axes as linen has them, if it has names."""
+    """The value of a leaf of an nnx state. If its axes have names, the value is boxed with the names, as in linen."""
     names = leaf.get_metadata().get("out_sharding") if isinstance(leaf, nnx.Variable) else None
     return nn.Partitioned(raw(leaf), tuple(names)) if names else raw(leaf)
 
@@ -261,7 +261,7 @@ def raw(leaf: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the very same arrays; if so, nobody has set the variable that holds them."""
+    """Whether two values are the same array objects, so that the variable that holds them was not set."""
     one, other = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(one) == len(other) and all(x is y for x, y in zip(one, other, strict=True))
 
@@ -274,7 +274,7 @@ def keys_like(leaf: Any, key: jax.Array) -> jax.Array:
 
 def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
     """For flax.linen.intercept_methods: raises BadInput for a `flax.nnx.bridge.ToLinen` around a module that differs
-    between training and evaluation, unless an argument of the call says which of the two it is."""
+    between training and evaluation, unless an argument of the call selects the mode."""
     bridge = context.module
     told = {*SWITCHES, "rngs"} & kwargs.keys()
     if isinstance(bridge, nnx.bridge.ToLinen) and context.method_name == "__call__" and not told:

@@ -126,8 +126,8 @@ class Functions(NamedTuple):
     forward(params, extra, x, labels) -> (messages, extra, closure): in training mode. messages: {"x": outputs}, or
         {"loss": what the loss function returned} for stage K. closure: the VJP closure, without params and x, which
         `backward` takes again.
-    backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
-        the cotangent of the outputs; None stands for the loss's own cotangent, 1.
+    backward(closure, params, x, dy) -> (grads, dx): uses the activations in the closure and the given weights. dy: the
+        cotangent of the outputs; None stands for the loss's own cotangent, 1.
     outputs(params, extra, x, key=None) -> y: in evaluation mode, without the loss. key: a random key, for a module that
         draws in evaluation.
     """

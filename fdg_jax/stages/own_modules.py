@@ -1,6 +1,6 @@
 """Checks that a user's modules, loss and optimizer fit together and train as written. It only traces them.
 
-What is refused here would otherwise fail late, or silently train something else.
+Without these checks, a mistake would fail late, or silently train something else.
 """
 
 import re
@@ -40,8 +40,8 @@ class Shapes(NamedTuple):
 
     stages: the trace of each stage.
     inits: for each stage, the function key -> its Flax variables. It copies variables that are given.
-    labels, loss, report: the shapes of the labels that the loss takes, of the loss, and of what the loss function
-        returns, which is loss or (loss, metrics).
+    labels, loss, report: the shapes of the labels that the loss takes, of the loss, and of the loss function's result,
+        which is loss or (loss, metrics).
     """
 
     stages: list[TracedModule]

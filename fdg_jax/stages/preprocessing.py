@@ -1,4 +1,4 @@
-"""Applies a user's `preprocess` function to each batch on its way into the pipeline: to its shapes, and as programs.
+"""Makes programs of a user's `preprocess` function, which transforms each batch on its way into the pipeline.
 
 A function of inputs and labels returns both, but inputs and labels are needed on different devices, or even in
 different processes. So the function runs on each of the two devices, as a program that returns only what is needed

@@ -2,8 +2,8 @@
 
 A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses the gradient
 when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stages.functions) and
-owns everything that changes. A method whose stages keep something else, or compute gradients in another way, has a
-subclass of `Stage` in its own file.
+owns everything that changes. If a method's stages keep something else, or compute gradients in another way, its file
+has a subclass of `Stage`.
 """
 
 import copy
@@ -65,8 +65,8 @@ class Stage(Checkpointed):
         BadInput: the method cannot train such a stage.
 
     A method's subclass may set these:
-        backward_at_other_weights: the option because of which the backward pass never uses the weights of the forward
-            pass, for messages ("method=fa"); "" if there is none.
+        backward_at_other_weights: if the backward pass never uses the weights of the forward pass, the option that
+            causes this, for messages ("method=fa"); else "".
         cotangent_down: whether its stages send cotangents to the stage below.
         keeps: what a stage keeps of a batch, as {its name in a checkpoint: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
@@ -230,7 +230,7 @@ class Stage(Checkpointed):
         return stash
 
     def use(self, grads: Tree, version: int, then: Tree = None) -> None:
-        """Puts a gradient into the delay line and applies the one that comes out, if any.
+        """Puts a gradient into the delay line. If a gradient comes out, applies it.
 
         Arguments:
             grads: the gradient, packed.
@@ -347,8 +347,8 @@ class Stage(Checkpointed):
 
 
 def reported_update(rule: UpdateRule, params: Tree, before: Tree, grads: Tree) -> tuple[Tree, Tree, tuple[Any, ...]]:
-    """Makes an update. Returns (the weights, the optimizer's state, what the host reads): the number of the first
-    refused update, the norm of the gradient, and whether the update was made. The host reads copies, since the next
+    """Makes an update. Returns (the weights, the optimizer's state, (the number of the first refused update, the norm
+    of the gradient, whether the update was made)). The host reads the last three. They are copies, since the next
     update donates the state."""
     params, opt_state, _ = rule.new_weights(params, before, grads)
     copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]

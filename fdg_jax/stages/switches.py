@@ -186,7 +186,7 @@ def told(next_call: Callable, args: Any, kwargs: Any, module: Any, switch: Switc
 
 
 def refusal(who: str, part: str, switch: Switch) -> str:
-    """The message about a part of a module whose switch nobody sets. part: "" if it is the module itself."""
+    """The message about a part of a module if nobody sets the part's switch. part: "" for the module itself."""
     whole = f"{who}: its part {part}" if part else who
     what = "an argument" if switch.argument else "a field"
     fact = f"{whole} has {what} `{switch.name}`, which nobody would set: it is {switch.value} in training, too"

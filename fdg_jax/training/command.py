@@ -1,4 +1,4 @@
-"""The training commands: everything except their name, their data sets and their defaults.
+"""What all training commands share. A command adds its name, its data sets and its defaults.
 
 `start` checks what is cheap to check and claims the run directory; fdg_jax/training/lifecycle.py does the rest.
 

@@ -97,7 +97,7 @@ TENSOR, FSDP = ((HEADS, "tensor"), (HIDDEN, "tensor")), ((EMBED, "data"),)
 
 
 class Job(NamedTuple):
-    """Everything that a training loop needs: the options, and what the names in them refer to."""
+    """Everything that a training loop needs: the options, and the objects that the options name."""
 
     options: Config  # as used, with all defaults filled in
     dataset: data.Source
@@ -144,8 +144,8 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
     process then has one device for all stages. Each of several processes keeps the K devices, and so K threads, that it
     requested when it joined: a single thread would compute nothing while it waits for a message.
 
-    before: config.json of a resumed run, which keeps the settings of its first session. one_core: whether all of
-        several processes act as on one core; None: there is one process only.
+    before: config.json of a resumed run, which keeps the settings of its first session. one_core: whether all processes
+        act as on one core; None if there is one process only.
     """
     flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
     alone = one_core is None
@@ -163,7 +163,7 @@ def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Init
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
     note: the resumed run's note on its data. peers: the processes that train together; by default this process alone,
-        even if others have joined it. initial: gives a new run the weights of another network.
+        even if others have joined it. initial: makes the first variables of a new run from another network's weights.
     """
     dataset = peers.on_all(lambda: load_data(options, note))
     code = {name: file.sha256 for _, name, file in own_files.used(vars(options))}

@@ -97,8 +97,8 @@ def life(
 ) -> Steps[int]:
     """A run from its job to its exit code. It pauses after its state is restored, and then as `Loop.train` does.
 
-    made, weights: the results of `prepare`. name: the run's name if it is one of several in this process, which print
-        less; else "".
+    made, weights: the results of `prepare`. name: the run's name if this process has several runs, which print less;
+        else "".
     """
     peers = made.peers
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))

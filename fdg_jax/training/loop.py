@@ -1,8 +1,8 @@
 """The training loop for every data set: dispatch, record, evaluate, save, until all batches have entered.
 
-The loop uses only public methods of the pipeline. It waits for a device in two places: for an evaluation, whose numbers
-a person wants, and around a dispatch that compiles, so that compiling is not counted in the speed. A thread writes
-checkpoints, from arrays that may still be unfinished, while the loop goes on.
+The loop uses only public methods of the pipeline. It waits for a device in two places. It waits for an evaluation,
+whose numbers are printed. It waits around a dispatch that compiles, so that compiling is not counted in the speed. A
+thread writes checkpoints, from arrays that may still be unfinished, while the loop goes on.
 
 The batches are a function of (seed, step) alone, so that a resumed run sees the same ones.
 """

@@ -1,5 +1,5 @@
-"""The policies of a run: what to do about values that are not finite (`--on-nan`), when to write checkpoints
-(`--checkpoint-every`, `--keep-best`), and what to do if one cannot be written (`--on-failed-save`), or if operations do
+"""The policies of a run: when it writes checkpoints (`--checkpoint-every`, `--keep-best`), and what it does about
+values that are not finite (`--on-nan`), checkpoints that cannot be written (`--on-failed-save`) and operations that do
 not finish (`--stall-seconds`, `--peer-timeout`)."""
 
 import contextlib
@@ -73,8 +73,9 @@ class NonFinitePolicy:
         self.say(f"WARNING: {fact}. No update is made with it{last}.")
 
     def handle_state(self, found: NotFinite, needed: bool) -> None:
-        """Handles a state that was not saved because it is not finite: raises Diverged. With the policy skip, and if
-        only batches in flight are affected, it warns instead, or raises SaveFailed if the checkpoint is needed."""
+        """Handles a state that was not saved because it is not finite: raises Diverged. With the policy skip, if only
+        batches in flight are affected, it does not raise Diverged: it warns, or raises SaveFailed if the checkpoint is
+        needed."""
         if not self.skips or found.lasting:
             raise Diverged(f"{found}{self.first_stage(found.step)}", found.step) from None
         if needed:
@@ -166,8 +167,9 @@ class Saving:
             self.nonfinite.handle_state(found, needed)
 
     def allow_repaired_data(self) -> None:
-        """Allows all checkpoints, and the next one, to be resumed after a damaged image has been repaired: they no
-        longer record the images' content. A text that was cut short must be restored exactly."""
+        """Lets the run be resumed, from any checkpoint so far and from the next one, after a damaged image has been
+        repaired. To this end these checkpoints no longer record the images' content. A text that was cut short must be
+        restored exactly."""
         self.saver.close()
         now = self.job.dataset.fingerprint
         if self.job.dataset.unit == "tokens":

@@ -1,9 +1,9 @@
 """The processes of one training: how they join, and what they decide together.
 
-Every process runs the same training loop over its own stages. All processes see the same losses, so most decisions
-agree by themselves. Some facts are known to one process only: a signal, a checkpoint that cannot be written, a missing
-file. These have to reach all processes. If they change what is computed, all processes act on them after the same
-batch.
+Every process runs the same training loop over its own stages. All processes see the same losses, so most of their
+decisions are the same. Some facts are known to one process only: a signal, a checkpoint that cannot be written, a
+missing file. These have to reach all processes. If such a fact changes what is computed, all processes act on it after
+the same batch.
 """
 
 import contextlib
@@ -96,7 +96,8 @@ class Peers(Processes):
         raise Elsewhere(fact) if isinstance(fact, str) else Stopped(fact)
 
     def compare(self, settings: Mapping[str, Any]) -> None:
-        """Raises BadInput in every process if the settings (name -> value) of one differ from those of process 0."""
+        """Raises BadInput in every process if the settings (name -> value) of any process differ from those of process
+        0."""
         said = self.all_gather({name: str(value) for name, value in settings.items()})
 
         def check() -> None:
@@ -227,7 +228,7 @@ class JoinedPeers(Peers):
             self.condition.notify_all()
 
     def decide(self, number: int) -> None:
-        """Waits for a request for the meeting of that number; if one comes, settles the meeting and waits until it is
+        """Waits for a request for meeting `number`. If a request comes, settles the meeting and waits until it is
         over."""
         if self.notices.wait(f"meeting {number}", LATE_SECONDS) is not None:
             with self.condition:
@@ -324,7 +325,7 @@ def check_shared(path: Path, peers: Peers) -> None:
 
 def leave(code: int) -> None:
     """Ends this process at once, since JAX's own shutdown waits long for lost processes. If all processes end together,
-    it waits for them first; else some would report that the coordinator has failed."""
+    it first waits for the others, some of which would otherwise report that the coordinator has failed."""
     if current:
         ending = Thread(target=take_leave, args=(current[0],), daemon=True)
         ending.start()

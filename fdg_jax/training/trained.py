@@ -121,8 +121,8 @@ class Trained:
     options: the run's options; for an exported file, the options in the file.
     inputs: what the network takes.
     cuts: the first blocks of the run's stages 2..K.
-    about: where the weights are from: step (batches after which they were taken), drained (whether the batches in
-        flight were used before), parameters_sha256, data (the fingerprint of the data set).
+    about: facts on the weights: step (the batches after which they were taken), drained (whether the batches in flight
+        had been used), parameters_sha256, data (the fingerprint of the data set).
     """
 
     def __init__(self, options: Config, inputs: Inputs, variables: Variables, about: Mapping[str, Any]):
@@ -227,7 +227,7 @@ class Trained:
         return loop.feed(source, self.options, 0).test()
 
     def save(self, path: AnyPath) -> None:
-        """Writes the weights and what is needed to use them into a safetensors file (fdg_jax.save_weights).
+        """Writes the weights, and everything needed to use them, into a safetensors file (fdg_jax.save_weights).
 
         The header has model, dataset, K, step, drained, input_shape, input_dtype, classes, mean, std, data, and the
         options that decide the run's result, without paths of this machine.

@@ -1,7 +1,7 @@
 """The default data set: CIFAR-10 if it is available, otherwise the digits, with a message.
 
 Digits replace CIFAR-10 only if CIFAR-10 is absent. A given data directory without CIFAR-10, or damaged files, are an
-error here too, as the user wants these files to be used.
+error here, too, since the user wants these files to be used.
 """
 
 from __future__ import annotations

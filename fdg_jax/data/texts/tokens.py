@@ -3,7 +3,8 @@
 A file is raw numbers, as nanoGPT's prepare.py writes them, or a shard of llm.c and modded-nanogpt: 256 int32 (magic,
 version, number of tokens, then zeros), and the tokens. Several files are one text. They stay where they are and are
 read block by block, so memory does not grow with them. They are read once at the beginning, for their hash and largest
-token. Beside them only a `tokenizer.json` is opened, for its hash, and `encoded.json`, for the bytes that were encoded.
+token. In their folder two more files are opened: `tokenizer.json`, for its hash, and `encoded.json`, for the number of
+bytes that were encoded.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ TOKENIZER, COUNTS = "tokenizer.json", "encoded.json"  # the latter: {"tokens": N
 
 
 class Shards:
-    """Files of tokens that are read like one `OpenFile`: the tokens of each follow those of the one before.
+    """Files of tokens that are read like one `OpenFile`, one file after another.
 
-    dtype: of a token. vocabulary: tokens are 0 .. vocabulary-1; reading another one raises Damaged.
+    dtype: the dtype of a token. vocabulary: tokens are 0 .. vocabulary-1; reading any other token raises Damaged.
     """
 
     def __init__(self, flag: str, files: Sequence[Path], dtype: str, vocabulary: int):
@@ -175,8 +176,8 @@ def listed(flag: str, names: Sequence[str]) -> list[Path]:
 
 
 def open_file(flag: str, path: Path, raw: str) -> tuple[OpenFile, int, str]:
-    """(the open file, bytes before its first token, dtype). raw: the dtype without a header. Raises BadInput if this is
-    no file of tokens, as far as its beginning and its length can tell."""
+    """(the open file, bytes before its first token, dtype). raw: the dtype without a header. Raises BadInput if the
+    file's beginning or length shows that it is no file of tokens."""
     way_out = "Name files of tokens (fdg_jax.data encode makes them)"
     if path.suffix in OTHERS:
         raise BadInput(f"{flag}: {path} is no file of tokens by its name, which ends in {path.suffix}. {way_out}.")
