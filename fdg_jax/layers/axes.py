@@ -1,7 +1,7 @@
 """Names of the axes of weights, for stages on several devices: rules say which names are sharded over the devices.
 
-Flax keeps such names in a box around an array. Outside of `naming`, weights are made without boxes, so that a module of
-this library gives plain arrays to everybody who initialises it.
+Flax keeps such names in a box around an array. Outside of `naming`, weights are made without boxes, so that
+initialising a module of this library gives plain arrays.
 """
 
 from collections.abc import Iterator

@@ -11,10 +11,10 @@ fan-out, variance 2 / (k k features). The released code uses PyTorch's default, 
 released ResNets have He's distribution (over the fan-in) in a line that is commented out. The paper does not mention
 initialisation.
 
-Convolutions, batch norms and rectifiers have a hand-written backward pass, so they support reverse mode only. The
-weights among their residuals are the arguments themselves, so that an engine can put other weights into a stashed VJP
+Convolutions, batch norms and rectifiers have a hand-written backward pass, so they support reverse mode only. Weights
+that their residuals contain are the arguments themselves, so that an engine can put other weights into a stashed VJP
 closure. `benchmarks/block_cost.py` measures what each of these faster forms gains over JAX's plain form. It also has
-the plain forms, and forms that were tried and dropped:
+the plain forms, and lists forms that were tried and dropped:
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost
 """
@@ -74,8 +74,8 @@ class BatchNorm(nn.Module):
 
     momentum: the weight of the old running statistics at each batch (PyTorch's momentum is 1 minus this).
 
-    The running variance averages the biased batch variance, as in Flax. PyTorch averages the unbiased one, which is
-    larger by 1 / (b h w - 1): at most 1/8191 for batch 128 on 8 x 8 maps.
+    The running variance averages the biased batch variance, as in Flax. PyTorch averages the unbiased variance, which
+    is larger by 1 / (b h w - 1), at most 1/8191 for batch 128 on 8 x 8 maps.
     """
 
     momentum: float = MOMENTUM
@@ -105,8 +105,8 @@ def sum_dtype(x: jax.Array) -> jnp.dtype:
 def batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalises x by its own statistics.
 
-    Statistics and gradients are summed in float32, whatever the dtype of x. The backward pass reads x and dy twice: for
-    two sums per channel, then for dx = a dy + b x + c. Its residuals are x and two numbers per channel.
+    Statistics and gradients are summed in float32, whatever the dtype of x. The backward pass reads x and dy twice:
+    first for two sums per channel, then for dx = a dy + b x + c. Its residuals are x and two numbers per channel.
 
     Arguments:
         x: [b, h, w, c], or any rank with the channels last.
@@ -188,7 +188,8 @@ relu6.defvjp(_relu6_forward, lambda y, dy: (jnp.where((y > 0) & (y < 6), dy, jnp
 class Head(nn.Module):
     """Global average pooling and a linear layer: [b, h, w, c] -> logits [b, classes].
 
-    Deviation: weights are initialised as in PyTorch, but the bias is zero; PyTorch draws it from the same range.
+    Deviation: weights are initialised as in PyTorch, but the bias is zero; PyTorch draws it from the range of the
+        weights.
     """
 
     classes: int

@@ -4,8 +4,8 @@ Inputs are [batch, height, width, channel], kernels [k, k, channel, features]. P
 the reference implementations (Flax's "SAME" pads a stride-2 convolution on one side only). Sums over a batch are
 float32.
 
-`conv` has a hand-written backward pass, so it supports reverse mode only. On devices other than CPUs, it uses XLA's own
-convolutions only. `benchmarks/block_cost.py` measures what each faster form gains. The faster forms are made for
+`conv` has a hand-written backward pass, so it supports reverse mode only. On devices other than CPUs, `conv` uses XLA's
+own convolutions only. `benchmarks/block_cost.py` measures what each faster form gains. The faster forms are made for
 devices of one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option
 `layers=plain` of `benchmarks.images_per_second` turns them off. `jax.vmap` over kernels packs narrow layers
 (fdg_jax.layers.packed).
@@ -33,7 +33,7 @@ def plain_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1
 
 
 def plain_input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """JAX's gradient of `plain_conv` (one group) for x. Of x only shape and dtype are used."""
+    """JAX's gradient of `plain_conv` (one group) for x. Only the shape and dtype of x are used."""
     return jax.linear_transpose(lambda x: plain_conv(x, kernel, stride), x)(dy)[0]
 
 

@@ -20,7 +20,7 @@ WIDTH = 64  # channels
 
 
 def over_seeds(alone: Callable, packed: Callable) -> Callable:
-    """A function of arrays that `jax.vmap` computes by `packed`, and on a CPU by `alone` for each seed.
+    """Makes a function of arrays. Under `jax.vmap` it uses `packed`, but on a CPU it calls `alone` for each seed.
 
     Arguments:
         alone: the function for the arrays of one seed.
@@ -42,7 +42,7 @@ def one_by_one(alone: Callable, *arrays: jax.Array) -> jax.Array:
 
 
 def side_by_side(seeds: int, channels: int, features: int) -> int:
-    """How many seeds share a convolution: the largest divisor of their number with at most `WIDTH` channels."""
+    """How many seeds share a convolution: the largest divisor of the number of seeds with at most `WIDTH` channels."""
     most = max(1, WIDTH // max(channels, features))
     return max(n for n in range(1, min(most, seeds) + 1) if seeds % n == 0)
 
@@ -76,19 +76,19 @@ def diagonal_blocks(kernel: jax.Array, n: int) -> jax.Array:
 
 
 def forward(alone: Callable, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A convolution alone(x, kernel) of seeds: x [seeds, b, h, w, c], kernel [seeds, k, k, c, f]."""
+    """The convolution alone(x, kernel) for several seeds: x [seeds, b, h, w, c], kernel [seeds, k, k, c, f]."""
     n = side_by_side(len(x), *kernel.shape[3:])
     return part(one_by_one(alone, join(x, n), block_diagonal(kernel, n)), n)
 
 
 def input_gradient(alone: Callable, x: jax.Array, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The gradient for x, which alone(x, dy, kernel) computes for one seed."""
+    """The gradient for x for several seeds; alone(x, dy, kernel) computes it for one seed."""
     n = side_by_side(len(x), *kernel.shape[3:])
     return part(one_by_one(alone, join(x, n), join(dy, n), block_diagonal(kernel, n)), n)
 
 
 def weight_gradient(alone: Callable, x: jax.Array, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The gradient for the kernel, which alone(x, dy, kernel) computes for one seed. Products of different seeds are
-    left out."""
+    """The gradient for the kernel for several seeds; alone(x, dy, kernel) computes it for one seed. Products of
+    different seeds are left out."""
     n = side_by_side(len(x), *kernel.shape[3:])
     return diagonal_blocks(one_by_one(alone, join(x, n), join(dy, n), block_diagonal(kernel, n)), n)

@@ -1,8 +1,9 @@
 """The layers of a transformer: norms, causal attention, rotary positions.
 
 All take [batch, T, width] in float32 or bfloat16 and return that dtype. They have biases only where a model asks for
-them. Sums over the width, and the softmax, are float32. For the backward pass they keep only arguments and arrays made
-of the inputs, so that an engine can put other weights into a stashed VJP closure (see fdg_jax.layers.basic).
+them. Sums over the width, and the softmax, are float32. For the backward pass they keep only their arguments, and
+arrays computed from the inputs. So an engine can put other weights into a stashed VJP closure (see
+fdg_jax.layers.basic).
 """
 
 from functools import partial
@@ -55,7 +56,7 @@ def plus_bias(module: nn.Module, y: jax.Array, axis: str | None = None) -> jax.A
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float = EPSILON_RMS) -> jax.Array:
-    """x [..., c] over its root mean square, times scale [c]. Its residuals are x and one number per row."""
+    """x [..., c] divided by its root mean square, times scale [c]. Its residuals are x and one number per row."""
     return _rms_forward(x, scale, epsilon)[0]
 
 
@@ -108,10 +109,10 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and those before it: [b, T, c] -> [b, T, c].
+    """Multi-head attention in which a token sees itself and the tokens before it: [b, T, c] -> [b, T, c].
 
     heads: the number of heads, a divisor of c.
-    rotary: whether queries and keys are turned by their positions; c / heads is then even.
+    rotary: whether queries and keys are rotated by their positions (RoPE); c / heads must then be even.
     out_init: draws the first weights of the last layer.
     kv_heads: the number of heads of keys and values, each shared by heads / kv_heads heads of queries (Ainslie et al.
         2023); None: as many as `heads`.

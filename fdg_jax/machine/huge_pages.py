@@ -44,7 +44,7 @@ def wanted_environment(environment: dict[str, str]) -> dict[str, str] | None:
 
 
 def gpu_visible(environment: dict[str, str]) -> bool:
-    """Whether JAX would use an NVIDIA GPU: then training runs there, and the host's pages do not matter."""
+    """Whether JAX would use an NVIDIA GPU. Training then runs on the GPU, and the host's pages do not matter."""
     if environment.get("JAX_PLATFORMS") == "cpu" or environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()

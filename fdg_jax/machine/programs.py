@@ -44,12 +44,12 @@ SUMMED_AXES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def jit(function: Callable, **options: Any) -> Any:
-    """Jits a function of positional arguments. When called in a trace of another function, it becomes a part of that
-    one.
+    """Jits a function of positional arguments. If it is called while another function is traced, it becomes a part of
+    that function.
 
-    If reductions can be wrong in this jaxlib, each trace of the function is inspected: for arguments that lead to short
+    If reductions can be wrong in this jaxlib, each trace of the function is inspected. For arguments that lead to short
     sums, the function is compiled without YNNPACK's reductions. A call costs the host a fraction of a microsecond more
-    than one of `jax.jit`.
+    than with `jax.jit`.
 
     Arguments:
         function: what to compile.
@@ -113,13 +113,14 @@ def reductions_can_be_wrong() -> bool:
 
 
 def chosen_here() -> bool:
-    """Whether a program's options are chosen here: the user's XLA_FLAGS do not have the flag, and XLA knows it."""
+    """Whether this module chooses a program's options. It does if the user's XLA_FLAGS do not have the flag and XLA
+    knows the flag."""
     return FLAG not in os.environ.get("XLA_FLAGS", "") and flag_is_known()
 
 
 @cache
 def flag_is_known() -> bool:
-    """Whether XLA has the flag and its values. It is experimental, so this may change."""
+    """Whether XLA has the flag and its values. The flag is experimental, so both may change."""
     try:
         jax.jit(lambda x: x, compiler_options={FLAG: f"{PRODUCTS},{REDUCTIONS}"}).lower(0.0).compile()
     except Exception:  # JAX raises several kinds

@@ -29,7 +29,7 @@ class Family(Protocol):
     blocks(classes, **arguments): the blocks, linen modules `__call__(x, train)`, or `__call__(x)` where training and
         evaluation are the same. The first takes inputs as `TAKES` says, the last gives the logits of the classes.
         Blocks pass on arrays, or tuples of arrays. They may use dropout (rng "dropout") and batch statistics.
-    PAPER_SPLITS: {(name, K): first block numbers of stages 2..K}, as far as the authors give splits.
+    PAPER_SPLITS: {(name, K): first block numbers of stages 2..K}, for the splits that the authors give.
     TAKES: "images" (float32 [b, h, w, c], the default) or "tokens" (int32 [b, length]).
     arguments(name): the arguments for names that are not in NAMES (any depth or width), None for names of other
         families.
@@ -132,7 +132,7 @@ def takes(name: str) -> str:
 
 
 def defaults(name: str | None) -> Mapping[str, Any]:
-    """The options for which a model has a default of its own; {} for an unknown name, which is refused later."""
+    """The defaults that a model changes, by option; {} for an unknown name, which is refused later."""
     return next((own[name] for family in _families() if name in (own := getattr(family, "DEFAULTS", {}))), {})
 
 
@@ -154,7 +154,7 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
     Arguments:
         name: the model.
         classes: number of classes.
-        options: the model's own options, as far as they are not at their defaults.
+        options: the model's own options; those that are missing have their defaults.
 
     Returns: linen modules: the first takes images [b, h, w, c] or tokens [b, length], the last gives logits
     [b, classes] or [b, length, classes].
@@ -201,7 +201,7 @@ def paper_split(name: str, K: int) -> tuple[int, ...] | None:
         name: the model.
         K: number of stages.
 
-    Returns: the first block numbers of stages 2..K; None if they give no split.
+    Returns: the first block numbers of stages 2..K; None if the authors give no split.
 
     Raises:
         BadInput: there is no such model.

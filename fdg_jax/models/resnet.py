@@ -1,16 +1,16 @@
-"""The four-layer residual networks of He et al. (2016), in a form for small images and in the one for ImageNet.
+"""The four-layer residual networks of He et al. (2016), in a form for small images and in the form for ImageNet.
 
 The layers have 64, 128, 256 and 512 channels, and all but the first begin with stride 2. ResNet-18 has basic blocks,
 ResNet-101 has bottlenecks, whose output is four times as wide. A bottleneck's stride is in its 3 x 3 convolution
 (PyTorch's form, "v1.5"; He et al. have it in the first 1 x 1). If the shape changes, the shortcut is a 1 x 1
-convolution with batch norm. Both are as in the authors' released code.
+convolution with batch norm. Strides and shortcuts are as in the authors' released code.
 
-`resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling. This is the only form in that code; the paper trains it
-on CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The paper
-times "ResNet-101 (ImageNet)" without saying which form it is. Deviation: the released code ends in 4 x 4 average
-pooling, which covers the whole feature map of a 32 x 32 image only; here the pooling is global.
-Block 0 is the stem, each residual block is a block, and the last block is the head. The four layers are the blocks 1-2,
-3-4, 5-6 and 7-8 in ResNet-18, and 1-3, 4-7, 8-30 and 31-33 in ResNet-101.
+`resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling. The authors' code has this form only; the paper trains
+it on CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The
+paper times "ResNet-101 (ImageNet)" without saying which form it is. Deviation: the released code ends in 4 x 4 average
+pooling, which covers the whole feature map of a 32 x 32 image only; here the pooling is global. Block 0 is the stem,
+each residual block is a block, and the last block is the head. The four layers are the blocks 1-2, 3-4, 5-6 and 7-8 in
+ResNet-18, and 1-3, 4-7, 8-30 and 31-33 in ResNet-101.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 
 d = 6n + 4 layers; three layers of n blocks with 16k, 32k and 64k channels. If the shape changes, the shortcut is a 1 x
 1 convolution of the activated input. There is no dropout, as the paper does not mention any. The table has the models
-that the paper and the benchmarks use; `wrn<d>_<k>` gives any depth and width. The FDG authors' released code has
-another network of that name, which is in fdg_jax.models.wrn_fdg.
-Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head (norm and relu first).
+that the paper and the benchmarks use; `wrn<d>_<k>` gives any depth and width. The network of this name in the FDG
+authors' released code differs; it is in fdg_jax.models.wrn_fdg. Block numbers: 0 stem, 1..n first layer, n+1..2n
+second, 2n+1..3n third, 3n+1 head (norm and relu first).
 """
 
 import re

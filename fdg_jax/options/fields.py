@@ -78,7 +78,7 @@ def option(
 
 
 def of_class(options: type | None, where: str, taken: Collection[str] = frozenset(KEYWORDS)) -> dict[str, Option]:
-    """The options that a class declares, inherited ones included.
+    """The options that a class declares or inherits.
 
     Arguments:
         options: the class; None declares none.
@@ -200,8 +200,8 @@ def from_word(word: str, kind: Any) -> Any:
 
     Arguments:
         word: as it was typed.
-        kind: int, float, str, a Literal of texts, or a union of these, of which the first that fits is taken. None is
-            written "None".
+        kind: int, float, str, a Literal of texts, or a union of these. The first member of a union that fits is taken.
+            None is written "None".
 
     Raises: argparse.ArgumentTypeError, which says what is wrong with the word.
     """

@@ -73,7 +73,7 @@ class Folder(NamedTuple):
         return found.path if found else f"{self.package.replace('.', '/')}/{name}.py"
 
     def join(self, name: str, file: OwnFile) -> None:
-        """Executes a file from elsewhere as one of this folder. Raises BadInput where it cannot be executed."""
+        """Executes a file from elsewhere as if it were in this folder. Raises BadInput where it cannot be executed."""
         module, loader = f"{self.package}.{name}", Loader(file)
         spec = spec_from_loader(module, loader)
         assert spec
@@ -100,7 +100,8 @@ class Folder(NamedTuple):
             raise BadInput(f"{self.shown(name)} cannot be imported: {sentence(error)} {way_out}") from error
 
     def find(self, name: Any) -> Any:
-        """The constant of the file of that name. Raises BadInput if the file is missing or contradicts itself."""
+        """The constant of the file of that name. Raises BadInput if the file is missing, or its parts contradict one
+        another."""
         known = self.names()
         if not isinstance(name, str) or name not in known:
             asked = did_you_mean(str(name), [*known, *self.aliases])

@@ -1,6 +1,6 @@
 """`incidents.jsonl` lists non-finite values and returns to a checkpoint, `stalls.jsonl` operations without progress.
 
-Their lines stay when `metrics.jsonl` is cut back.
+Both files keep their lines when `metrics.jsonl` is cut back.
 
 A file is created with its first line. Failures to write or read are ignored, since the run does not need these files.
 """

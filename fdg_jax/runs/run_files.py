@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def there(path: Path) -> bool:
-    """Whether a path exists. Raises Unreadable if that cannot be seen, as in another user's folder."""
+    """Whether a path exists. Raises Unreadable if the system does not tell, as in another user's folder."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -139,8 +139,8 @@ NUMBERS = {**EVENT, "steps": (int, 0, 10**12), "epochs": (float, 0.0, 1e12), "se
 
 
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The event in a line, with the entries that this version knows. Raises BadInput for no event or an impossible
-    value, so that readers need not check."""
+    """The event in a line, with the entries that this version knows. Raises BadInput if the line is no event or has an
+    impossible value, so that readers need not check."""
     way_out = "Start a new run in another --run-dir."
     try:
         event = strict_json.parse(line)

@@ -1,5 +1,6 @@
-"""Makes stages of modules as they come: with other names of the training switch, with several inputs, with auxiliary
-outputs, or as plain functions. `stage` and `from_functions` replace a wrapper class of ten lines by one line.
+"""Makes stages of modules that were not written as stages: with other names of the training switch, with several
+inputs, with auxiliary outputs, or as plain functions. `stage` and `from_functions` replace a wrapper class of ten lines
+by one line.
 """
 
 import inspect
@@ -116,7 +117,7 @@ class Adapted(Around):
 
     @property
     def stays(self) -> bool:
-        """Whether no switch is to be set, which the caller of `stage` can ask for."""
+        """Whether the caller of `stage` has asked that no switch is set."""
         return not self.how.tells
 
     def __call__(self, x: Any, train: bool) -> Any:
@@ -175,9 +176,9 @@ def from_functions(init: Callable[..., Tree], apply: Callable[..., Tree], state:
 
     Arguments:
         init: (key, x) -> the parameters, a tree; or, with `state`, (parameters, state).
-        apply: (parameters, x) -> y; or, with `state`, (parameters, state, x) -> (y, state). If it has an argument `key`
-            or `rng`, it gets a random key in training, and None in evaluation. An argument `train`, or a switch of
-            another usual name, is set.
+        apply: (parameters, x) -> y; or, with `state`, (parameters, state, x) -> (y, state). An argument `key` or `rng`
+            gets a random key in training, and None in evaluation. An argument `train`, or a switch of another usual
+            name, is set.
         state: whether there is a state beside the parameters, such as batch statistics. It is kept in training.
 
     Returns: a linen module with `__call__(x, train)`.
@@ -212,7 +213,7 @@ class FromFunctions(nn.Module):
         return y
 
     def kept(self, kind: str, make: Callable[[], Tree]) -> Tree:
-        """The variables of this kind: a dictionary's entries under their names, any other tree as one variable."""
+        """The variables of this kind. A dictionary's entries keep their names; any other tree is one variable."""
         names = as_names(make()) if self.is_initializing() else self.variables.get(kind, {})
         got = {name: self.variable(kind, name, lambda name=name: names[name]).value for name in names}
         return got[WHOLE] if {*got} == {WHOLE} else got

@@ -33,7 +33,7 @@ def name_of(module: nn.Module) -> str:
 
 
 def found(tree: Any, path: Path) -> Any:
-    """What lies in nested dictionaries at a path; None if nothing does."""
+    """The entry at a path in nested dictionaries; None if there is no entry."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree

@@ -31,7 +31,7 @@ class Gradient(NamedTuple):
     """A gradient. A stage's delay line is a ring buffer of gradients: a `Gradient` with leaves [slots(D), ...].
 
     grads: the gradient.
-    version: the weight version at which it was taken, int32.
+    version: the weight version at which the gradient was taken, int32.
     then: the weights of that version, if a correction needs them, else ().
     """
 
@@ -120,8 +120,8 @@ class Progress(NamedTuple):
 class Passed(NamedTuple):
     """What a stage keeps of a batch between its forward and its backward pass.
 
-    closure, x: its VJP closure and its inputs.
-    extra: its collections after the forward pass.
+    closure, x: the stage's VJP closure and inputs.
+    extra: the stage's collections after the forward pass.
     params: the weights of the forward pass.
     """
 
@@ -211,7 +211,7 @@ class Used(NamedTuple):
     at: the stage's `Progress` afterwards.
     line: the delay line afterwards.
     late: the gradient that came out. due: whether it was used; none is used while the line fills.
-    changes: what was added to the weights; zeros if nothing was.
+    changes: what was added to the weights; zeros without an update.
     """
 
     at: Progress
@@ -224,14 +224,14 @@ class Used(NamedTuple):
 def use(
     lines: LineOptions, i: int, at: Progress, line: Any, new: Gradient, batch: jax.Array, **extra: Any
 ) -> Used:
-    """Puts a gradient into the delay line of stage k = i + 1, and uses the one that comes out.
+    """Puts a gradient into the delay line of stage k = i + 1, and uses the gradient that comes out.
 
     Arguments:
         lines: what does not change.
         at: the stage's `Progress` before.
         line: its delay line; () is enough where D is 0.
         new: the gradient.
-        batch: the number of its batch since the lines were empty, from 1.
+        batch: the number of the gradient's batch since the lines were empty, from 1.
         extra: further arguments of the optimizer.
     """
     rule, D, late, due = lines.rules[i], lines.delays[i], new, jnp.asarray(True)
@@ -296,7 +296,8 @@ def backward(
 ) -> DelayState:
     """One batch backward through all stages; applies the gradients that come out of the delay lines.
 
-    Stage k applies the gradient of batch b-D. For b <= D (the fill) nothing changes its weights, not even weight decay.
+    Stage k applies the gradient of batch b-D. For b <= D (the fill) the weights of stage k do not change, not even by
+    weight decay.
 
     Arguments:
         functions: of each stage.

@@ -28,7 +28,8 @@ class Stash(NamedTuple):
     batch: the batch's number.
     closure: the VJP closure, which holds the activations only.
     params, x: the weights and the inputs of the forward pass; references, not copies.
-    extra: the other collections before the forward pass. With params and x, they suffice to replay it.
+    extra: the other collections before the forward pass. Together with params and x, these suffice to replay the
+        forward pass.
     version: how many updates the stage had made before the forward pass.
     labels: the labels, if the stage has a loss; else None.
     """
@@ -45,7 +46,7 @@ class Stash(NamedTuple):
 class Checkpointed:
     """The part of a stage (fdg_jax.stages.stage.Stage) that saves and restores it.
 
-    A method whose stages keep something else than a `Stash` overrides `saved_stashes` and `restored_stash`.
+    If a method's stages do not keep a `Stash`, they override `saved_stashes` and `restored_stash`.
     """
 
     spec: Spec
@@ -146,7 +147,8 @@ class Checkpointed:
             self.stashes.append(self.restored_stash(batch, flat))
 
     def restored_stash(self, batch: int, flat: Mapping[str, Any]) -> Any:
-        """The stash of a batch, its closure made by replaying the forward pass: equal to the saved one in every bit."""
+        """The stash of a batch. Its closure is made by replaying the forward pass, so that every bit is as in the saved
+        stash."""
         version = number(flat, f"memo/{batch}/version")
         params = self.restored_weights(version, flat)
         extra = self.restored_packed(self.layout.extra, flat, f"memo/{batch}/extra")
@@ -162,7 +164,7 @@ class Checkpointed:
         return Stash(batch, closure, params, extra, x, version, labels)
 
     def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:
-        """The weights of a version. Stashes and gradients that shared them before share them again."""
+        """The weights of a version. Stashes and gradients that shared weights before share them again."""
         known = [(stash.version, stash.params) for stash in self.stashes if hasattr(stash, "params")]
         known += [(version, then) for _, version, then in self.line if then is not None]
         shared = next((params for found, params in known if found == version), None)

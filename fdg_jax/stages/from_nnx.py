@@ -42,7 +42,7 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     Arguments:
         make: the module's class, or a function that makes it; it gets args, kwargs and `rngs`, an `nnx.Rngs`, so that
             the initial weights depend on the key of `Pipeline.init`. Or an existing module, whose weights become the
-            initial ones.
+            initial weights.
         args, kwargs: the arguments of `make`.
 
     Returns: a linen module with `__call__(x, train)`.
@@ -127,7 +127,8 @@ class FromNNX(nn.Module):
         return y
 
     def values(self, shapes: Any) -> dict[str, dict[str, Any]]:
-        """The module's variables as nested dictionaries by collection, as linen keeps them; in init, the initial ones.
+        """The module's variables as linen keeps them: nested dictionaries by collection. During init, these are the
+        initial variables.
 
         shapes: the state of the module, as shapes.
         """
@@ -145,14 +146,14 @@ class FromNNX(nn.Module):
         return {kind: {name: variable(kind, name) for name in names} for kind, names in places.items()}
 
     def key(self, stream: str, train: bool) -> jax.Array:
-        """The key of a random stream in this step; an arbitrary key where the module may not draw from it."""
+        """The key of a random stream in this step. If the module may not draw from the stream, the key is arbitrary."""
         if stream == "params" or not (train or self.has_rng(stream)):
             return jax.random.key(0)
         key = self.make_rng(stream)
         return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
     def run(self, module: Any, train: bool, given: list[Any], named: dict[str, Any]) -> Any:
-        """Calls the module in training or in evaluation mode. The losses that it sows are sown in linen."""
+        """Calls the module in training or in evaluation mode. Losses that the module sows are sown again in linen."""
         parameters = inspect.signature(type(module).__call__).parameters
         if "rngs" in parameters and parameters["rngs"].default is inspect.Parameter.empty:
             fact = f"{type(module).__name__}.__call__ has an argument `rngs` without a default, which nobody sets"
@@ -167,7 +168,8 @@ class FromNNX(nn.Module):
         return y
 
     def keep(self, module: Any, before: Mapping[Any, Any], train: bool) -> None:
-        """Puts what the call has changed into linen's collections. before: the values of the state before the call."""
+        """Copies the variables that the call has changed into linen's collections. before: the values of the state
+        before the call."""
         after, who = [], type(module).__name__
         for at, leaf in nnx.to_flat_state(nnx.state(module)):
             if at not in before:
@@ -191,7 +193,7 @@ class FromNNX(nn.Module):
                     self.put_variable(kind, name, value)
 
     def refuse(self, who: str, fact: str) -> None:
-        """Raises BadInput about something that a module does in evaluation: `fact`."""
+        """Raises BadInput. fact: what the module does in evaluation."""
         raise BadInput(
             f"{who} {fact} in evaluation, too. module.eval() sets `deterministic` and `use_running_average` of all its "
             "modules: use these fields, or give __call__ an argument `train`."
@@ -200,8 +202,9 @@ class FromNNX(nn.Module):
 
 @contextmanager
 def all_told(module: Any) -> Iterator[None]:
-    """While a module is trained, refuses calls in which the default of an argument keeps a part in evaluation mode.
-    module.train() sets fields only. `__call__` is patched, as nnx has nothing like flax.linen.intercept_methods."""
+    """While a module is trained, refuses calls in which the default of an argument keeps a part in evaluation mode,
+    since module.train() sets fields only. `__call__` is patched, as nnx has nothing like
+    flax.linen.intercept_methods."""
     looks = True
 
     def watch(call: Callable) -> Callable:
@@ -244,7 +247,7 @@ def nested(leaves: Any) -> dict[str, dict[str, Any]]:
 
 
 def made(make: Callable[[nnx.Rngs], Any], rngs: nnx.Rngs) -> Any:
-    """The nnx module. The names of its arrays' axes are kept as they are: the pipeline says where the arrays lie."""
+    """The nnx module. The names of its arrays' axes are only kept, since the pipeline decides where the arrays lie."""
     with nnx.use_eager_sharding(False):
         return make(rngs)
 

@@ -1,6 +1,6 @@
 """A Flax module as pure functions: forward pass, backward pass, evaluation. Engines and methods share them.
 
-What a gradient does to the weights is in fdg_jax.stages.update.
+fdg_jax.stages.update applies gradients to the weights.
 """
 
 import zlib
@@ -51,7 +51,7 @@ class ComputeOptions(NamedTuple):
 
     precision: the dtypes that it computes in.
     remat: whether the backward pass recomputes the activations, so that the VJP closure holds none.
-    streams: the random streams that the module asks for, if it draws random numbers at all.
+    streams: the random streams that the module draws from, if it draws random numbers.
     sows: whether the module sows losses in training.
     draws: whether the module draws random numbers in evaluation, too.
     loss_draws: whether the stage has a loss that takes a random key.
@@ -76,7 +76,7 @@ class Spec(NamedTuple):
     optimizer: the user's optax chain, with what the correction adds to it.
     loss: the user's loss(outputs, labels) -> scalar, or loss(outputs, labels, key) if `compute.loss_draws`. Stage K
         computes it; a method may use it in other stages, too.
-    report: the user's loss unchanged; it returns the loss of a batch or (loss, {name: number}).
+    report: the user's unchanged function, which returns the loss of a batch or (loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
     outputs, labels, value, reported: the outputs of stage K, the labels, the loss, and the result of `report`.
@@ -156,9 +156,9 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
 def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
     """Flax variables without the collections that the module has sown.
 
-    By default `sow` appends to a tuple, so a sown value is a tuple of one after `init`, and a longer tuple after every
-    call. A tuple of the module's own keeps its length; that tells them apart. again: returns the variables after
-    another call.
+    By default `sow` appends to a tuple, so a sown value is a tuple with one entry after `init`, and with more entries
+    after every call. Any other tuple of the module keeps its length; this tells the two apart. again: returns the
+    variables after another call.
     """
 
     def tuples(collection: Tree) -> bool:
@@ -183,7 +183,7 @@ def stream_key(key: Array, stream: str) -> Array:
 
 
 def raw_key(key: Array) -> Array:
-    """The data of a random key as a stage keeps them: uint32, in the shape of JAX's default implementation.
+    """The data of a random key, as a stage keeps it: uint32, in the shape of JAX's default implementation.
 
     If the key's own implementation has another shape, bits are drawn from the key.
     """
@@ -289,7 +289,7 @@ def metrics_of(report: Tree) -> dict[str, Array]:
 
 
 def add_sown(value: Array, sown: Array | None) -> Array:
-    """The number that a stage with a loss minimises. sown: the losses that its module has sown, or None."""
+    """The number that a stage with a loss minimises. sown: the losses that the stage's module has sown, or None."""
     return value if sown is None else value + sown.astype(value.dtype)
 
 

@@ -21,8 +21,8 @@ WAY_OUT = "Give the pipeline optax.inject_hyperparams(optax.adamw)(learning_rate
 
 
 def of_user(opt_state: Tree) -> Tree:
-    """The state of the chain that the user gave, without what a correction (`Correction.around`) and the update rule
-    put around it."""
+    """The state of the user's optax chain, without the states that a correction (`Correction.around`) and the update
+    rule add."""
     chain = unwrapped(opt_state)
     named = lambda each: isinstance(each, dict) and each.keys() == {OF_OPTIMIZER}  # noqa: E731
     found = [each for each in jax.tree.leaves(chain, is_leaf=named) if named(each)]
@@ -55,7 +55,7 @@ def with_values(opt_state: Tree, values: Mapping[str, Any], k: int) -> Tree:
 
 
 def filled(name: str, old: Any, value: Any) -> jax.Array:
-    """A value in the shape and dtype of the one that it replaces. Raises BadInput if it has another shape."""
+    """A value in the shape and dtype of the one that it replaces. Raises BadInput if the value has another shape."""
     try:
         return jnp.full_like(old, value)
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
 """What a guarded stage (fdg_jax.stages.update) does about a NaN or an infinity.
 
-A batch that spoils a gradient often spoils the running statistics of its forward passes too, and no later update would
-mend these. So a guard refuses new statistics as well. After a refused update the weights, the moments and their counts
-are the old ones. The counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning
-rate of its batch, as in the log.
+A batch that spoils a gradient often spoils the running statistics, too, and no later update would mend them. So a guard
+refuses new statistics as well. After a refused update the weights, the moments and their counts are unchanged. The
+counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning rate of its batch, as
+in the log.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ def guard_statistics(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @jax.custom_vjp
 def lost_with_its_gradient(loss: jax.Array) -> jax.Array:
-    """Returns the loss, and makes all gradients NaN if it is not finite, so that every stage refuses them. For example,
-    the cross-entropy of a label outside the classes is NaN, but its gradients are finite."""
+    """Returns the loss. If the loss is not finite, all its gradients become NaN, so that every stage refuses them. For
+    example, the cross-entropy of a label outside the classes is NaN, but its gradients are finite."""
     return loss
 
 
@@ -80,7 +80,7 @@ def after_refusal(before: Tree, after: Tree) -> Tree:
 
 
 def counts(leaf: Any) -> bool:
-    """Whether this is a single integer."""
+    """Whether a leaf is a single integer."""
     return getattr(leaf, "ndim", None) == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
 
 

@@ -1,8 +1,8 @@
 """The only stage of a pipeline with K = 1, as one program a batch: forward and backward pass, and the update.
 
-No other stage waits for its messages, so three separate programs would gain nothing. One program costs the host one
-dispatch, and XLA fuses operations across the three parts. One program rounds differently from three. On a CPU it is
-slower, because XLA computes activations again inside the transposed convolutions (fdg_jax.stages.stage).
+No other stage waits for this stage's messages, so three separate programs would gain nothing. One program costs the
+host one dispatch, and XLA fuses operations across the three parts. One program rounds differently from three. On a CPU
+it is slower, because XLA computes activations again inside the transposed convolutions (fdg_jax.stages.stage).
 """
 
 from typing import Any

@@ -39,7 +39,7 @@ class Shapes(NamedTuple):
     """The shapes in a pipeline, as jax.ShapeDtypeStruct.
 
     stages: the trace of each stage.
-    inits: for each stage, the function key -> its Flax variables. It copies variables that are given.
+    inits: for each stage, the function key -> its Flax variables. If variables are given, the function copies them.
     labels, loss, report: the shapes of the labels that the loss takes, of the loss, and of the loss function's result,
         which is loss or (loss, metrics).
     """
@@ -61,10 +61,10 @@ def check_shapes(
     """Follows an example batch through all stages in training mode, without computing anything.
 
     Arguments:
-        stages: for each stage its module, how it is computed, the option that makes its backward pass use other
-            weights than its forward pass ("" if none does), and its optax optimizer.
-        loss: loss(outputs, labels) -> scalar or (scalar, metrics). It takes a random key where `compute` says so.
-        preprocess: what is done to a batch first; or None.
+        stages: for each stage (its module, how it is computed, the option that makes its backward pass use other
+            weights than its forward pass or "", its optax optimizer).
+        loss: loss(outputs, labels) -> scalar or (scalar, metrics). If `compute` says so, it also takes a random key.
+        preprocess: the transform of a batch before the stages; or None.
         example_batch: (inputs, labels), as arrays or shapes.
         variables: for each stage the Flax variables that are given; None if none are.
 
@@ -122,7 +122,8 @@ def check_message(who: str, k: int, y: Tree) -> None:
 
 
 def check_loss(loss: Callable, outputs: Tree, labels: Tree, draws: bool) -> Tree:
-    """The shapes of what a loss returns. Raises BadInput unless this is one number, or (number, {name: number}).
+    """The shapes of what a loss returns. Raises BadInput unless the loss returns one number, or (number, {name:
+    number}).
 
     draws: whether the loss takes a random key.
     """
@@ -204,7 +205,7 @@ def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) 
 
 
 def text(trace: Any) -> str:
-    """A trace as a text, without the addresses of the user's functions."""
+    """A trace as text, without the memory addresses of the user's functions."""
     return re.sub("0x[0-9a-f]+", "", str(trace))
 
 

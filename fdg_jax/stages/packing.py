@@ -2,7 +2,8 @@
 
 A dispatch costs the host more if its program takes and returns more arrays (`python -m benchmarks.host_cost`), and
 every layer of a network has some. So a stage's programs take all small arrays of one dtype as one array. A program
-splits this array at its beginning and joins the parts at its end; both copy on the device. Large arrays stay separate.
+splits this array at its beginning and joins the parts at its end. Both copy data on the device. Large arrays stay
+separate.
 """
 
 import math
@@ -30,7 +31,7 @@ def small(leaf: Any) -> bool:
 
 
 def small_vector(leaf: Any) -> bool:
-    """Whether an array of a closure is packed: a layer's values per channel are; activations never are."""
+    """Whether an array of a closure is packed: true for a layer's values per channel, never for activations."""
     return leaf.ndim <= 1 and small(leaf)
 
 
@@ -184,7 +185,7 @@ class Layout(NamedTuple):
 class Closure:
     """A VJP closure whose vectors are packed.
 
-    The packing is part of its type for JAX, because it may change with the size of a batch.
+    For JAX the packing is part of the closure's type, because it may change with the batch size.
     """
 
     def __init__(self, arrays: tuple[Array, ...], packing: Packing):
@@ -209,12 +210,12 @@ class Closure:
 
 
 def on_packed(function: Callable, takes: Sequence[Any], gives: Sequence[Any]) -> Callable:
-    """Turns a function on plain trees into one on packed trees.
+    """Turns a function on plain trees into a function on packed trees.
 
     Arguments:
         function: the function.
-        takes, gives: how each argument and each result is packed: a Packing or `Closure`; None if it is not packed. A
-            function with one result returns it, one with several returns a tuple.
+        takes, gives: how each argument and each result is packed: a Packing or `Closure`; None if it is not packed.
+            With one result the function returns this result; with several it returns a tuple.
     """
 
     @wraps(function)  # a profile shows its name

@@ -47,8 +47,8 @@ def preprocess_of(function: Callable[..., Tree], with_labels: bool) -> Preproces
 
 
 def preprocessed(preprocess: Preprocess | None, inputs: Tree, labels: Tree) -> tuple[Tree, Tree]:
-    """The shapes of (what stage 1 takes, the labels of the loss), from those of a batch. Raises BadInput if preprocess
-    fails."""
+    """The shapes of (the inputs of stage 1, the labels of the loss), from the shapes of a batch. Raises BadInput if
+    preprocess fails."""
     if preprocess is None:
         return inputs, labels
     batch = inputs, labels, jax.ShapeDtypeStruct((), jnp.int32)

@@ -1,5 +1,5 @@
 """Numbers that modules sow as "metrics" in training. They travel to stage K beside its inputs and join the metrics of
-the loss there, so that no stage reports anything by itself.
+the loss there, so that only stage K reports.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ class Reported(NamedTuple):
     """The inputs or outputs of a stage, with the metrics sown so far.
 
     x: the inputs or outputs.
-    metrics: {name: [batch, 2]}, the sum of the numbers sown under this name, and their count. All rows are equal; there
-        is one for each example because the first axis of every message is the batch.
+    metrics: {name: [batch, 2]}, the sum of the numbers sown under this name, and their count. All rows are equal. There
+        is a row for each example because the first axis of every message is the batch.
     """
 
     x: Tree

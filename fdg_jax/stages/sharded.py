@@ -3,7 +3,7 @@
 Flax modules name the axes of their arrays: `nn.with_partitioning`, `nn.with_logical_partitioning`, flax.nnx's
 `out_sharding`. Rules turn these names into axes of the stage's mesh. XLA does the rest: it partitions the computation
 and adds the communication (tensor parallelism, FSDP). Gradients, optimizer states, delay lines and old weights are
-sharded like the weights, since they are computed from them.
+computed from the weights, so they are sharded alike.
 """
 
 import math
@@ -31,7 +31,7 @@ def is_box(leaf: Any) -> bool:
 
 
 def unboxed(tree: Tree) -> Tree:
-    """Arrays (or shapes) without Flax's metadata. The pipeline says where they lie, not the metadata."""
+    """Arrays (or shapes) without Flax's metadata. The pipeline decides where arrays lie, not the metadata."""
 
     def of(leaf: Any) -> Any:
         if is_box(leaf):
@@ -52,11 +52,11 @@ def shardings(k: int, mesh: Mesh, axes: Tree, shapes: Tree, rules: Rules) -> Tre
 
     Arguments:
         axes, shapes: the names of the variables' axes, and their shapes.
-        rules: pairs of the name of an array's axis and the axis (or axes, or None) of the mesh that cuts it; the first
-            that fits counts. A name without a rule is cut by the mesh's axis of the same name, if there is one.
+        rules: pairs (name of an array's axis, the axis or axes of the mesh that cut it, or None). The first pair with
+            the name counts. A name without a rule is cut by the mesh's axis of the same name, if there is one.
 
     Raises:
-        BadInput: an axis of an array is not divisible by that of the mesh.
+        BadInput: the length of an array's axis is not divisible by the size of the mesh's axis.
     """
     known = [(name, to) for name, to in rules if all(axis in mesh.shape for axis in several(to))]
     known += [(axis, axis) for axis in mesh.axis_names if axis not in dict(rules)]

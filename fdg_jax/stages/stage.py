@@ -2,8 +2,8 @@
 
 A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses the gradient
 when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stages.functions) and
-owns everything that changes. If a method's stages keep something else, or compute gradients in another way, its file
-has a subclass of `Stage`.
+owns everything that changes. If a method's stages keep something else, or compute gradients in another way, the
+method's file has a subclass of `Stage`.
 """
 
 import copy
@@ -66,7 +66,7 @@ class Stage(Checkpointed):
 
     A method's subclass may set these:
         backward_at_other_weights: if the backward pass never uses the weights of the forward pass, the option that
-            causes this, for messages ("method=fa"); else "".
+            causes this, as messages name it ("method=fa"); else "".
         cotangent_down: whether its stages send cotangents to the stage below.
         keeps: what a stage keeps of a batch, as {its name in a checkpoint: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
@@ -148,14 +148,14 @@ class Stage(Checkpointed):
         self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
-        """Makes the stage's pure functions and its initial state; a method's stages may have others.
+        """Makes the stage's pure functions and its initial state. A method's stages may override this.
 
-        The functions must not close over `spec`: that would keep the initial weights in memory.
+        The functions must not close over `spec`, which would keep the initial weights in memory.
         """
         return make_stage_functions(spec)
 
     def update_rule(self, spec: Spec) -> UpdateRule:
-        """How a gradient becomes new weights; a method's stages may have another rule."""
+        """The rule by which a gradient becomes new weights. A method's stages may override this."""
         return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms, spec.ema)
 
     def program(self, function: Callable, takes: str, gives: str, **options: Any) -> Callable[..., Any]:
@@ -184,10 +184,10 @@ class Stage(Checkpointed):
             batch: the batch's number, from 1.
             messages: what the operation reads, by name: "x", "labels", "dy".
 
-        Returns: what it sends, by name.
+        Returns: the messages that the operation sends, by name.
 
         Raises:
-            ScheduleError: the schedule asks for batches in another order than that of their forward passes.
+            ScheduleError: the schedule's backward passes are not in the order of the forward passes.
         """
         return self.forward(batch, **messages) if kind == "F" else self.backward(batch, **messages)
 
@@ -234,7 +234,7 @@ class Stage(Checkpointed):
 
         Arguments:
             grads: the gradient, packed.
-            version: the weight version (number of updates) at which it was taken.
+            version: the weight version (number of updates) at which the gradient was taken.
             then: the weights of that version, if a correction needs them.
         """
         self.line.append((grads, version, then))
@@ -282,7 +282,7 @@ class Stage(Checkpointed):
     def kept_shapes(self, x: Tree, labels: Tree) -> dict[str, Tree]:
         """What a stage keeps of a batch after its forward pass.
 
-        It traces the forward pass as training does, so that training need not trace it again.
+        The forward pass is traced as in training, so that training need not trace it again.
 
         Arguments:
             x, labels: shapes of what the forward pass takes.
@@ -326,7 +326,7 @@ class Stage(Checkpointed):
         return self.evaluated_at(params=self._average(self.state.params, opt_state))
 
     def evaluated_at(self, **parts: Tree) -> Self:
-        """A copy of this stage that is evaluated at other parts of its state, whatever its optimizer."""
+        """A copy of this stage with other parts of the state, which evaluation uses whatever the optimizer."""
         other = copy.copy(self)
         other.state, other._elsewhere = self.state._replace(**parts), False
         return other
@@ -336,7 +336,8 @@ class Stage(Checkpointed):
         return hyperparameters.of_user(self.layout.opt_state.unpack_now(self._copy(self.state.opt_state)))
 
     def with_hyperparameters(self, values: Mapping[str, Any]) -> StageState:
-        """The stage's state with other values of injected hyperparameters. Raises BadInput if it cannot have them."""
+        """The stage's state with other values of injected hyperparameters. Raises BadInput if the optimizer cannot have
+        these values."""
         opt_state = self.layout.opt_state.unpack_now(self.state.opt_state)
         changed = self.place.put_weights(hyperparameters.with_values(opt_state, values, self.k))
         return self.state._replace(opt_state=self.layout.opt_state.pack_now(changed))

@@ -48,8 +48,8 @@ class Switch(NamedTuple):
 
 
 def switches(module: Any, train: bool) -> dict[str, bool]:
-    """The switches that a module's __call__ takes, set for training or for evaluation, except those that a field of the
-    same name sets."""
+    """The switches that a module's __call__ takes, with their values for training or evaluation. A switch that a field
+    of the same name sets is left out."""
     takes = inspect.signature(type(module).__call__).parameters
     return {name: SWITCHES[name] is train for name in takes if name in SWITCHES and vars(module).get(name) is None}
 
@@ -80,8 +80,8 @@ def by_position(module: Any, given: list[Any], named: dict[str, Any]) -> tuple[t
 
 
 def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) -> Switch | None:
-    """The switch of a call; if there are several, one that selects evaluation mode. owner: the module whose fields may
-    be switches, or None."""
+    """The switch of a call. If the call has several switches, one that selects evaluation mode is returned. owner: the
+    module whose fields may be switches, or None."""
     try:
         bound = inspect.signature(call).bind_partial(*args, **kwargs)
     except TypeError:  # the call itself will say so

@@ -25,12 +25,12 @@ def tie(stages: Sequence[nn.Module], shared: nn.Module) -> list[nn.Module]:
     """Ties a module that is part of several stages or blocks: they share its weights, as in plain Flax.
 
     The first stage with the module owns the weights. Every message from there to the last stage with the module also
-    carries the weights, which adds their bytes for each batch and boundary. A later stage uses the version that came
-    with the batch.
+    carries the weights. This adds the weights' bytes to each message. A later stage uses the version that came with the
+    batch.
 
     Arguments:
         stages: the stages or blocks of a `Pipeline`.
-        shared: the linen module. The same object is several of the stages, or is in their fields.
+        shared: the linen module. The same object must be, or be in a field of, several of the stages or blocks.
 
     Returns: the stages or blocks, for `Pipeline`. Only the owner has the weights among its variables.
 
@@ -94,7 +94,7 @@ def call(module: nn.Module, x: Tree, train: bool) -> Tree:
 
 
 def put(tree: Mapping[str, Tree], path: Path, value: Tree | None) -> dict[str, Tree]:
-    """Nested dictionaries with a value at a path, or without what is there."""
+    """Nested dictionaries with the value set at a path; if the value is None, with the entry at the path removed."""
     if not path:
         return dict(value or {})
     name, *rest = path

@@ -1,5 +1,5 @@
-"""Traces a user's modules without computing anything: what a module needs and keeps, and what its results depend on.
-Errors in the user's code become one sentence: the fact, the part that raised, the way out.
+"""Traces a user's modules, without computing anything, to find what a module needs and keeps, and what its results
+depend on. Errors in the user's code become one sentence: the fact, the part that raised, the way out.
 """
 
 import re
@@ -29,7 +29,7 @@ CALLS = {"jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "custom_
 def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = "", who: str = ""):
     """The result of tracing a user's code. Raises BadInput with the fact and with what that code raised.
 
-    who: what is traced, for the case that this library itself refuses it.
+    who: the traced part, for the message if this library itself refuses it.
     """
     try:
         with nn.intercept_methods(located):
@@ -158,8 +158,8 @@ def asked_stream(error: flax.errors.InvalidRngError) -> str | None:
 
 def dependences(jaxpr: Any, inputs: Sequence[int] | None = None) -> list[int]:
     """For each result of a trace, the numbers of the arguments that it depends on, as the bits of an integer, since
-    there are thousands. The set may be too large (results of an unknown call depend on all its arguments), but never
-    too small.
+    there are thousands of arguments. The set may be too large (results of an unknown call depend on all its arguments),
+    but never too small.
 
     inputs: what each argument depends on; by default on itself.
     """

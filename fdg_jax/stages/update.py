@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     """The state of an optimizer whose gradients are measured.
 
     inner: the state of the optimizer itself.
-    norm: that of the newest gradient used in an update, float32; 0 before the first.
+    norm: the norm of the newest gradient used in an update, float32; 0 before the first update.
     """
 
     inner: Tree
@@ -57,7 +57,7 @@ class Averaged(NamedTuple):
     """The state of an optimizer whose weights are averaged.
 
     inner: the state of the optimizer itself.
-    average: that of the weights after each update, including the initial weights.
+    average: the moving average of the initial weights and of the weights after each update.
     """
 
     inner: Tree
@@ -102,8 +102,8 @@ class UpdateRule(NamedTuple):
 
     def new_weights(self, params: Tree, opt_state: Tree, grads: Tree, **extra: Any) -> tuple[Tree, Tree, Tree]:
         """(the new weights, the optimizer's new state, what was added to the weights). After a refusal the weights,
-        their average and the moments are the old ones, but the counts of schedules have gone on. extra: further
-        arguments of the optimizer."""
+        their average and the moments are unchanged, but the counts of schedules have gone on. extra: further arguments
+        of the optimizer."""
         changes, moved = self.optimizer.update(grads, unwrapped(opt_state), params, **extra)
         updated = optax.apply_updates(params, changes)
         if self.ema:
@@ -136,7 +136,7 @@ class UpdateRule(NamedTuple):
 
 
 def as_average(weight: jax.Array) -> jax.Array:
-    """A weight in the dtype of its average: a small step would not change an average in bfloat16."""
+    """A weight in the dtype of its average, which is at least float32: small steps would be lost in bfloat16."""
     return weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
 
 
@@ -161,7 +161,7 @@ def was_made(before: Tree, after: Tree) -> jax.Array | None:
 
 
 def first_refused(opt_state: Tree) -> Any:
-    """The number of the first update that was refused, 0 if none; None without a guard."""
+    """The number of the first refused update, 0 if no update was refused; None without a guard."""
     return opt_state.bad if isinstance(opt_state, Guarded) else None
 
 
@@ -172,7 +172,7 @@ def newest_norm(opt_state: Tree) -> Any:
 
 
 def states_of(opt_state: Tree, kind: type) -> list[Any]:
-    """The states of that kind in the state of an optimizer, however deep in chains, masks and groups they are."""
+    """The states of type `kind` in the state of an optimizer, however deep in chains, masks and groups they are."""
     found = jax.tree.leaves(opt_state, is_leaf=lambda each: isinstance(each, kind))
     return [each for each in found if isinstance(each, kind)]
 
@@ -186,7 +186,7 @@ def evaluated(params: Tree, opt_state: Tree) -> Tree:
     """The weights for evaluation, export and files. It can be traced.
 
     A schedule-free optimizer takes gradients at a point y between an average x and its own iterate z. The weights of a
-    stage are y, those for evaluation are x. With any other optimizer, the two are the same.
+    stage are y; the weights for evaluation are x. With any other optimizer, both are the same weights.
 
     Arguments:
         params: the weights of the stage.

@@ -14,7 +14,7 @@ Array = jax.Array
 
 class Weighted(NamedTuple):
     """Labels with their weights: the labels of a batch, or a part of them. The loss gets this object, too. In averages
-    over batches, a batch with one `Weighted` in its labels counts by these weights. With several, it counts by its
+    over batches, a batch with one `Weighted` in its labels counts by these weights. A batch with several counts by its
     examples.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
@@ -32,15 +32,16 @@ class Weighted(NamedTuple):
         """The weighted mean: sum(weights * values) / sum(weights), and 0 where all weights are 0.
 
         Arguments:
-            values: one number for each weight, or several [*weights.shape, ...], which share it. A value with weight 0
-                may be anything: optax's cross-entropy of a label such as -100, a usual mark of padding, is NaN.
+            values: one number for each weight, or several numbers [*weights.shape, ...] that share a weight. A value
+                with weight 0 may be anything: optax's cross-entropy of a label such as -100, a usual mark of padding,
+                is NaN.
         """
         weights = self.spread(values.shape, jnp.promote_types(values.dtype, jnp.float32))
         total, counted = jnp.sum(weights), jnp.where(weights == 0, 0, values)
         return jnp.sum(weights * counted) / jnp.where(total > 0, total, 1)
 
     def spread(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-        """The weights, broadcast to a shape that begins with theirs."""
+        """The weights, broadcast to `shape`, which begins with the weights' shape."""
         weights = jnp.asarray(self.weights, dtype)
         more = len(shape) - weights.ndim
         return jnp.broadcast_to(weights.reshape(*weights.shape, *[1] * more), shape)

@@ -62,7 +62,8 @@ class Partition(NamedTuple):
 
 
 def partition(options: Config, dataset: data.Source, device: Any, peers: Peers = ALONE) -> Partition:
-    """Cuts the model as --split says; by default as the authors do, or balanced if they have no split. Raises BadInput.
+    """Cuts the model as --split says. By default the cut is the authors'; it is balanced if they have no split. Raises
+    BadInput.
 
     device: the device of stage 1, on which `--split measured` measures.
     """
@@ -142,7 +143,7 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
 
     On one core no operation is split, since threads would take turns on the core (docs/log.md, 2026-11-22). A single
     process then has one device for all stages. Each of several processes keeps the K devices, and so K threads, that it
-    requested when it joined: a single thread would compute nothing while it waits for a message.
+    requested when it joined. A single thread could not compute while it waits for a message.
 
     before: config.json of a resumed run, which keeps the settings of its first session. one_core: whether all processes
         act as on one core; None if there is one process only.
@@ -231,7 +232,7 @@ def built(
 
 
 def of_seed(job: Job, seed: int, initial: Initial | None = None) -> Job:
-    """The job of a run that differs in its seed only, to be trained together with the first (fdg_jax.engine.seeds)."""
+    """The job of a run that differs from `job` in its seed only. Both are trained together (fdg_jax.engine.seeds)."""
     key, preprocess = jax.random.key(seed), preprocess_of(job.dataset.train_transform(seed), with_labels=False)
     whole = first_variables(job.partition, job.dataset, dataclasses.replace(job.options, seed=seed), initial)
     pipeline = job.pipeline.again(key, split.split_variables(whole, job.partition.cuts), preprocess)
@@ -239,7 +240,7 @@ def of_seed(job: Job, seed: int, initial: Initial | None = None) -> Job:
 
 
 def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
-    """Prints which options have no effect, or little. rates: [batches of the run], the learning rate of each batch."""
+    """Prints which options have little or no effect. rates: [batches of the run], the learning rate of each batch."""
     divides = options.optimizer in recipe.SCALE_FREE
     nothing = no_effect.lines(plan, options.momentum, lambda: divides)
     for line in (*nothing, *no_effect.of_run(options, plan, rates)):
@@ -301,7 +302,7 @@ def without_last(whole: data.Source, n: int) -> Any:
 
 
 def check_last_batch(options: Config, method: Method, N: int) -> None:
-    """Refuses micro-batches that an epoch's last, smaller batch cannot be cut into."""
+    """Refuses a number of micro-batches into which an epoch's last, smaller batch cannot be cut."""
     last, M = N % options.batch_size, options.micro_batches
     if "micro_batches" in method.answers_to and 0 < last < M:
         raise BadInput(
@@ -358,7 +359,7 @@ def reason_for_delay_line(options: Config, method: Method, found: list[Any], sha
 
 def default_window(options: Config, platform: str, examples: int) -> int:
     """Batches per dispatch. On an accelerator the delay line takes the largest number up to 50 that divides an epoch
-    evenly. If this number is at most 25, it takes 50, and the shorter window at the epoch's end is compiled as well.
+    evenly. If this number is at most 25, the window is 50, and a shorter window at the epoch's end is compiled as well.
     Otherwise 1."""
     if options.engine == "pipeline" or platform == "cpu":
         return 1
@@ -387,7 +388,7 @@ def rate_by_batch(options: Config, per_epoch: int) -> optax.Schedule:
 
 def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) -> np.ndarray:
     """The learning rate for each batch's gradient, computed once, so that logging never reads from a device. If
-    `accumulate` batches make one update, all have the rate of the first one."""
+    `accumulate` batches make one update, all have the rate of the first batch."""
     first = jnp.arange(batches) // accumulate * accumulate
     return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(first), (batches,)))
 

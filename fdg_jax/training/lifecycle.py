@@ -95,7 +95,8 @@ def life(
     start: Start,
     name: str = "",
 ) -> Steps[int]:
-    """A run from its job to its exit code. It pauses after its state is restored, and then as `Loop.train` does.
+    """A run from its job to its exit code. The generator pauses after the run's state is restored, and then as
+    `Loop.train` does.
 
     made, weights: the results of `prepare`. name: the run's name if this process has several runs, which print less;
         else "".
@@ -177,7 +178,7 @@ def configuration(
 
 
 def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warns where a resumed run is on another machine, or has other code, than its first session."""
+    """Warns if a resumed run has another machine or other code than its first session had."""
     known = [name for name in ENVIRONMENT if name in before and name in now]
     if any(" of process " in name for name in (*before["devices"], *now["devices"])):
         known.remove("devices")  # their names depend on the number of processes
@@ -227,7 +228,7 @@ def refuse_lost(job: Job, path: Path) -> None:
 
 
 def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
-    """(state, loop, about) of the newest whole checkpoint, which process 0 chooses; None if there is no checkpoint.
+    """(state, loop, about) of the newest undamaged checkpoint, which process 0 chooses; None if there is no checkpoint.
 
     Raises BadInput as `run_checkpoints.load_newest`.
     """
@@ -263,8 +264,7 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
 def session(run: Run, signals: Signals) -> Steps[tuple[str, str]]:
     """Trains from where the run stands to its end.
 
-    Returns:
-        sha256 of the parameters, and of the last checkpoint's state.
+    Returns: (sha256 of the parameters, sha256 of the last checkpoint's state).
     Raises:
         Stopped: a signal came; a checkpoint was written.
         Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, except with
@@ -326,7 +326,7 @@ def train_with_rollback(loop: Loop) -> Steps[tuple[str, str]]:
 
 
 def roll_back(loop: Loop, why: Diverged) -> None:
-    """Restores the newest checkpoint. Raises Diverged if there is none, and BadInput if none is whole."""
+    """Restores the newest checkpoint. Raises Diverged if there is no checkpoint, and BadInput if all are damaged."""
     record, saving = loop.record, loop.saving
     saving.abandon()
     loop.in_dispatch = True  # until pipeline and record agree again
@@ -345,8 +345,8 @@ def roll_back(loop: Loop, why: Diverged) -> None:
 
 
 def leave_checkpoint(loop: Loop) -> None:
-    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if none can be
-    written."""
+    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if this is
+    impossible."""
     try:
         loop.saving.save()
         loop.saving.check(needed=True)
@@ -375,8 +375,8 @@ def try_checkpoint(loop: Loop) -> str:
 
 
 def train(run: Run, signals: Signals) -> Steps[int]:
-    """Trains, then writes summary.json and the report; returns the exit code. How the run ended is printed after all
-    else. Process 0 writes and prints; the others print only what process 0 cannot know."""
+    """Trains, then writes summary.json and the report; returns the exit code. The last line that is printed says how
+    the run ended. Process 0 writes and prints; the others print only what process 0 cannot know."""
     first, began_in = run.job.peers.first, os.stat(run.path)
     if first:
         (run.path / run_files.SUMMARY).unlink(missing_ok=True)
@@ -563,7 +563,8 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None, quietly: b
     Arguments:
         path: the run directory.
         config: the run's configuration; None: read from config.json.
-        quietly: prints no warning, because the fault that prevents the report has ended the run too, and is printed.
+        quietly: whether to print no warning, because the fault that prevents the report has ended the run and is
+            printed.
     """
     try:
         report_page.write(path, config)

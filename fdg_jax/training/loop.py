@@ -4,7 +4,7 @@ The loop uses only public methods of the pipeline. It waits for a device in two 
 whose numbers are printed. It waits around a dispatch that compiles, so that compiling is not counted in the speed. A
 thread writes checkpoints, from arrays that may still be unfinished, while the loop goes on.
 
-The batches are a function of (seed, step) alone, so that a resumed run sees the same ones.
+The batches are a function of (seed, step) alone, so that a resumed run sees the same batches.
 """
 
 import math
@@ -146,7 +146,7 @@ class Loop:
             yield
 
     def evaluation_due(self) -> bool:
-        """Whether --evaluate-every asks for an evaluation after the newest batch, and none was made yet."""
+        """Whether --evaluate-every asks for an evaluation after the newest batch that was not made yet."""
         every, step = self.job.evaluated_every, self.record.step
         return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
 
@@ -192,7 +192,7 @@ class Loop:
         return codec.decode(continued(scores, start, LENGTH, job.dataset.per_example, **drawn))
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """The test batches. A signal is obeyed between two of them."""
+        """The test batches. A signal is obeyed between two batches."""
         for batch in self.feed.test():
             self.agree()
             yield batch
@@ -269,7 +269,7 @@ class Profile:
     Arguments:
         batches: how many are traced; 0: none.
         run: the run directory.
-        paused: waits for the devices, and returns a context in which no training time is counted.
+        paused: a function that waits for the devices and returns a context in which no training time is counted.
         say: prints a line.
     """
 
@@ -353,7 +353,8 @@ class InMemory:
             self.inputs, self.labels = anywhere(self.inputs), anywhere(self.labels)
 
     def next(self, step: int) -> Work:
-        """The next batches after `step`, at most --window and within the epoch. The smaller last batch goes alone."""
+        """The next batches after `step`, at most --window and within the epoch. The smaller last batch of an epoch is
+        dispatched alone."""
         self.check()
         rows = self.indices(step)
         shape = rows.shape[0], rows.shape[1]
@@ -364,7 +365,7 @@ class InMemory:
         return Work(shape, lambda pipeline: pipeline.train(inputs, labels, rows))
 
     def indices(self, step: int) -> np.ndarray:
-        """[W, batch] integers. Windows are counted from the epoch's start, so a resumed run has the same ones."""
+        """[W, batch] integers. Windows are counted from the epoch's start, so a resumed run has the same windows."""
         B, W, full = self.options.batch_size, self.options.window or 1, self.N // self.options.batch_size
         batch = step % -(-self.N // B)
         W = min(W - batch % W, max(1, full - batch), self.steps - step)
@@ -425,7 +426,7 @@ class Streamed:
         return TrainBatches(self.stream, self.options.batch_size, self.options.seed)[step]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Test batches of at most the training batch's size, which is known to fit into the device's memory."""
+        """Test batches, at most as large as a training batch, which is known to fit into the device's memory."""
         size = even_size(len(self.stream.test_inputs), self.options.batch_size)
         with Loading(Loader(TestBatches(self.stream, size)), self.check) as loader:
             yield from loader
@@ -444,6 +445,6 @@ def feed(source: Source, options: Config, steps: int, check: Callable[[], None] 
 
 
 def even_size(examples: int, most: int) -> int:
-    """Examples in a test batch: the largest divisor of `examples` up to `most`; if that is small, `most`."""
+    """Examples in a test batch: the largest divisor of `examples` up to `most`; if this divisor is small, `most`."""
     even = max(size for size in range(1, min(most, examples) + 1) if examples % size == 0)
     return even if even > most // 5 or even == examples else min(most, examples)

@@ -1,4 +1,4 @@
-"""The lines that a run prints before it begins, and those of `--dry-run`, which adds the costs.
+"""The lines that a run prints before it begins. `--dry-run` prints the same lines and the costs.
 
 The lines name the network and its data, the split, what each stage needs, and when the learning rate changes. --dry-run
 also times a few batches and an evaluation, and throws their weights away. It writes no files except in the user's
@@ -114,7 +114,7 @@ def whose_split(job: Job) -> str:
 
 
 def schedule_sentence(options: Config, per_epoch: int) -> str:
-    """When the learning rate changes, with a note if this is the paper's schedule scaled."""
+    """A sentence on when the learning rate changes, with a note if the paper's schedule is scaled to fewer epochs."""
     length = f"{count(options.epochs, 'epoch')} of {count(per_epoch, 'batch', 'es')}"
     if not options.epochs:
         length = f"{count(options.steps or 0, 'batch', 'es')} (an epoch has {per_epoch:,})"
@@ -220,10 +220,10 @@ def block_numbers(first: int, last: int) -> str:
 class Times(NamedTuple):
     """What was measured, in seconds.
 
-    compiling: the time until nothing compiled any more.
+    compiling: the time until all programs were compiled.
     example: the time per training example; None if every batch may have compiled.
     evaluation: the time for all test examples.
-    others_percent: in percent, the share of the CPU cores that other processes used meanwhile.
+    others_percent: the percentage of the CPU cores' time that other processes used meanwhile.
     """
 
     compiling: float

@@ -50,7 +50,8 @@ class NonFinitePolicy:
     Arguments:
         job: its --on-nan is the policy: stop, skip or rollback. For rollback, too, Diverged is raised; the caller then
             goes back to a checkpoint. The job's pipeline finds the first stage with a value that is not finite.
-        batch_after: number of batches -> the batch (inputs, labels) that follows them, for the search for that stage.
+        batch_after: number of batches -> the batch (inputs, labels) that follows them. The search for that stage uses
+            it.
         say: prints a line.
     """
 
@@ -128,8 +129,8 @@ class Saving:
         return every > 0 and self.record.step // every > self.last_save_attempt // every
 
     def save(self, best: bool = False) -> None:
-        """Begins to write a checkpoint, unless the newest one is of this step. Some losses in the checkpoint may still
-        be unfinished. best: the checkpoint is kept until there is a better one."""
+        """Begins to write a checkpoint, unless the newest checkpoint is of this step. Some losses in the checkpoint may
+        still be unfinished. best: the checkpoint is kept until there is a better one."""
         self.last_save_attempt = self.record.step
         self.check()  # one at a time
         if self.drained:
@@ -148,7 +149,7 @@ class Saving:
         return self.saver.step == self.record.step
 
     def check(self, needed: bool = False, last: bool = False) -> None:
-        """Waits for the checkpoint under way. If it has failed, reports that and follows --on-failed-save.
+        """Waits for the checkpoint under way. If the checkpoint has failed, reports this and follows --on-failed-save.
 
         Arguments:
             needed: the session ends with this checkpoint and cannot go on without it.
@@ -201,7 +202,7 @@ def about_job(job: Job) -> dict[str, Any]:
 
 
 class Watchdog:
-    """A context in which operations that do not finish are reported. It stops nothing and waits for nothing.
+    """A context in which operations that do not finish are reported. It never stops a run and never waits.
 
     A thread regularly looks at the unfinished operations (fdg_jax.engine.unfinished). If the oldest one stays the same
     for long, it is reported on stderr and in `stalls.jsonl`. Usually all other stages wait for this operation. A
@@ -298,7 +299,7 @@ class PeerWatchdog(Watchdog):
         unfinished, seconds, run: as those of `Watchdog`; seconds may be infinite.
         timeout: seconds to wait for a message; then the process ends with exit code 1.
         processes: the process of each stage k = 1..K.
-        process: the number of this one.
+        process: the number of this process.
     """
 
     def __init__(

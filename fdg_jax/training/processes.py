@@ -51,7 +51,7 @@ class Elsewhere(BadInput):
 
 
 class Silent(Exception):
-    """Another process has not answered in time: it or the connection to it is gone."""
+    """Another process has not answered in time: the process or the connection is gone."""
 
 
 class Peers(Processes):
@@ -79,7 +79,7 @@ class Peers(Processes):
         """Calls `make` in every process, and waits for all.
 
         Returns: this process's result.
-        Raises: BadInput or Stopped in every process, if `make` raises it in one of them.
+        Raises: BadInput or Stopped in every process, if `make` raises it in any process.
         """
         made = ended = None
         try:
@@ -125,9 +125,9 @@ class Peers(Processes):
 class JoinedPeers(Peers):
     """A training in several processes that have joined (fdg_jax.transport.joining).
 
-    `agree` never waits for a batch of another process. A process with an event asks for a meeting; a thread in each
-    process then sends how often its process has called `agree`. All act on the event at the call after the largest of
-    these counts.
+    `agree` never waits for a batch of another process. A process with an event asks for a meeting. A thread in each
+    process then sends how often its process has called `agree`. All processes act on the event at the call after the
+    largest of these counts.
 
     Arguments:
         process, processes: as in `Peers`.
@@ -180,10 +180,10 @@ class JoinedPeers(Peers):
         return self.answer(lambda seconds: self.notices.wait(f"{name}/{process}", seconds), who)
 
     def answer(self, ask: Callable[[float], Answer | None], who: Callable[[], int]) -> Answer:
-        """Waits for an answer of another process, and reports a late one.
+        """Waits for another process's answer, and reports if the answer is late.
 
         Arguments:
-            ask: ask(seconds) -> the answer; None if there is none after that time.
+            ask: ask(seconds) -> the answer; None if no answer came in this time.
             who: () -> the number of the awaited process; 0 if even this process's own notice cannot be read.
         """
         began, waited = time.monotonic(), 0.0
@@ -280,7 +280,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
 
 
 def settings(options: Config, given: frozenset[str]) -> dict[str, Any]:
-    """The settings (name -> value) that all processes must share, checked before any loads data."""
+    """The settings (name -> value) that all processes must share, checked before any process loads data."""
     asked = {spelled(name): getattr(options, name) for name in FIELDS if name not in OF_A_PROCESS}
     versions = {name: run_files.version(name) for name in run_files.LIBRARIES}
     code = {"git commit": run_files.git_commit(), "XLA_FLAGS": os.environ.get("XLA_FLAGS")}

@@ -34,8 +34,8 @@ HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
 
 class Speed:
-    """The speed of training: that of the newest seconds, and the mean of all sessions. Only finished work counts.
-    Programs that may compile, and time within `pause`, do not count. Call finished() after reading losses."""
+    """The speed of training in the newest seconds, and its mean over all sessions. Only finished work counts. Programs
+    that may compile, and time within `pause`, do not count. Call finished() after reading losses."""
 
     def __init__(self) -> None:
         self.timed_seconds, self.timed_units = 0.0, 0  # of training, and the images or tokens finished in them
@@ -120,8 +120,8 @@ class Record:
         writes: whether this process writes files; only one of several processes does.
         source: the data set, which names the unit of speed; None: the unit is images.
 
-    `step` is the number of batches entered, `lines` that of lines in metrics.jsonl. `seconds` is the wall-clock time of
-    all sessions, with compilation and evaluation.
+    `step` is the number of batches entered, `lines` the number of lines in metrics.jsonl. `seconds` is the wall-clock
+    time of all sessions, with compilation and evaluation.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Record:
         self.units += examples * self.per_example
 
     def losses(self, metrics: Sequence[Metrics]) -> None:
-        """Records finished losses, in the order of their batches. Only finite ones enter a mean."""
+        """Records the losses of finished batches, in the order of the batches. Only finite losses enter a mean."""
         ragged = sum(each.step % self.steps_per_epoch == 0 for each in metrics)
         if metrics:
             examples = self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged

@@ -75,7 +75,7 @@ def start_of(text: str, codec: Codec, classes: int) -> list[int]:
 
 
 def sampled(options: Config, dataset: Source) -> tuple[Codec, list[int]] | None:
-    """(how text becomes tokens, the tokens that samples begin with) of --sample; None without it. Raises BadInput."""
+    """(the codec, the tokens that samples begin with) for --sample; None without --sample. Raises BadInput."""
     if options.sample is None:
         return None
     codec = codec_of(options)
