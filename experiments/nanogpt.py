@@ -1,6 +1,6 @@
 """nanoGPT's setting for a CPU: Tiny Shakespeare by characters, BP beside FDG and PipeDream at K = 4.
 
-Every run has the same tokens by seed: nanoGPT's two files, and blocks that begin anywhere. No rate was tuned: all rows
+Runs of one seed see the same tokens: nanoGPT's two files, in blocks that begin anywhere. No rate was tuned: all rows
 have nanoGPT's rate. nanoGPT's loss is the mean of 20 random batches of the validation file; ours is that of the whole
 file.
 """
@@ -68,7 +68,7 @@ RUNS = (  # BP with AdamW first, then seed by seed, so that an unfinished table 
 
 def write_tokens() -> None:
     """Writes nanoGPT's two files of tokens: each character's place in the sorted alphabet. The first 90% are for
-    training. Raises BadInput if the text is missing or is another one."""
+    training. Raises BadInput if the text is missing or differs."""
     named = os.environ.get(FILE, "")
     try:
         text = Path(named).read_bytes()
@@ -115,7 +115,7 @@ def blocks(lines: Lines) -> Mapping[str, str]:
 
 
 def picture(lines: Lines, path: Path) -> None:
-    """Draws the validation losses of every row, the means of its seeds, and those of nanoGPT's script."""
+    """Draws the validation losses of every row and of nanoGPT's script, each as the mean of its seeds."""
     curves = [
         (f"{method}, {optimizer}", style, LIGHT[f"c{nth}"], partial(losses, lines, method, optimizer))
         for method, style in zip(METHODS, ("-", "--", ":"), strict=True) for nth, optimizer in enumerate(OPTIMIZERS)

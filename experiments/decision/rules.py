@@ -1,7 +1,7 @@
 """The rules for and against each claim, as registered in experiments/decisive.md before the first run.
 
 All verdicts are computed from test errors in percent. Differences between arms are taken seed by seed, with Student's
-95% interval. With fewer than MIN_SEEDS seeds, there is no verdict.
+95% interval. With fewer than MIN_SEEDS seeds, the verdict is undecided.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,8 @@ def shrinking_helps(errors: Errors, epochs: int = LONG) -> Verdict:
 
 
 def gap_closes(errors: Errors) -> Verdict:
-    """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and is below LEVEL in the longest."""
+    """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and is below LEVEL in the longest
+    runs."""
     short, long = (difference(errors, SHRUNK, BP, epochs) for epochs in (SHORT, LONG))
     why = f"beta = 0.3 minus BP at {LONG} epochs: {{}}; at {SHORT} epochs more by {{}}."
 

@@ -1,4 +1,4 @@
-"""A search for quadratics that break Theorem 1 as printed in the hardest case: constant rate, full pipeline.
+"""A search for quadratics that break Theorem 1 as printed, in the hardest case: constant rate, full pipeline.
 
 It is hill climbing from random starts over everything that defines a quadratic: the Hessian (also indefinite, as the
 theorem assumes no convexity), the start, the noise, beta and the learning rate. Each step t >= 2(K-1) is judged as the

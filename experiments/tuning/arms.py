@@ -1,8 +1,9 @@
 """An arm of a comparison, its tuning grid, and its final runs, whose options come from the results of tuning.
 
 Every arm of a table has the same number of tuning runs: the same multiples of its optimizer's usual learning rate, each
-with the same number of settings of its own. The choice is the run with the lowest error on the held-out examples, or
-the first of several such runs in the grid. An arm with unfinished tuning has no choice, and so no final runs yet.
+with the same number of settings of the arm's own options. The choice is the run with the lowest error on the held-out
+examples. If several runs have this error, the first in the grid is chosen. An arm with unfinished tuning has no choice,
+so it has no final runs yet.
 """
 
 import math
@@ -66,7 +67,7 @@ class Part(NamedTuple):
 
     @property
     def tune_runs(self) -> tuple[Run, ...]:
-        """The tuning runs, arm by arm, so that each finished arm can be trained."""
+        """The tuning runs, arm by arm, so that the final runs of a tuned arm can begin early."""
         return () if self.chosen_by else tuple(run for arm in self.arms for run in self.grid(arm))
 
     def grid(self, arm: Arm) -> tuple[Run, ...]:
@@ -83,8 +84,8 @@ class Part(NamedTuple):
         return Run(f"tune-{self.name}-{arm.name}-rate{rate:g}{said}", flags, self.module)
 
     def choice(self, lines: Lines, arm: Arm) -> Flags | None:
-        """The chosen options: learning rate and the arm's own. None if tuning is not finished, or if every run of the
-        grid has diverged."""
+        """The chosen options: the learning rate and the arm's own options. None if tuning is not finished, or if every
+        run of the grid has diverged."""
         if self.chosen_by:
             (same,) = [other for other in self.chosen_by.arms if other.name == arm.name]
             return self.chosen_by.choice(lines, same)

@@ -34,7 +34,8 @@ def of_name(lines: Lines, part: Part, name: str) -> Seeds:
 
 def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | None:
     """The steps after which a run first reaches a loss, interpolated between two tests linearly in log(steps). None if
-    it never does. If the first test has the loss already, its steps are returned, which may be too many."""
+    it never does. If the first test has reached the loss already, the steps of this test are returned; fewer may have
+    been enough."""
     before = None
     for test in evaluations:
         if test["test_loss"] is None:  # it was not finite
@@ -79,7 +80,7 @@ def spread(numbers: Sequence[float]) -> str:
 
 def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
     """An arm's tokens divided by the tokens that BP needed for the arm's final loss: `2.17 (1.70 to 2.65)`. If BP has
-    this loss at its first test already: a lower bound."""
+    reached this loss at its first test already, the ratio is a lower bound."""
     where, bp = named(part, arm.reference)
     own, bps = (
         {seed: line["evaluations"] for seed, line in found.items() if not line.get("diverged")}

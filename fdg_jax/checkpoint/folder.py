@@ -51,7 +51,7 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
 
 
 def save_part(path: Path, process: int, state: Mapping[str, Any]) -> tuple[int, str]:
-    """Saves the part of a state that one of several processes has. `commit_parts` makes a checkpoint of all parts.
+    """Saves one process's part of a state. `commit_parts` makes a checkpoint of all parts.
 
     Arguments:
         path: the folder of the checkpoint.
@@ -130,7 +130,7 @@ def as_bytes(value: np.ndarray) -> np.ndarray:
 
 
 def load(path: Path) -> tuple[Flat, dict[str, Any]]:
-    """Loads what `save` has saved, or `save_part` and `commit_parts`.
+    """Loads a checkpoint of `save`, or of `save_part` and `commit_parts`.
 
     Arguments:
         path: the folder.
@@ -168,7 +168,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
 
 
 def read_arrays(folder: Path) -> Mapping[str, Any]:
-    """The arrays of a sealed folder by number; arrays from NumPy's files are bytes."""
+    """The arrays of a sealed folder by number; arrays from NumPy's own files come as bytes."""
     if (folder / NPY).is_dir():
         # Mapped: a file cannot declare more than it holds.
         return {file.stem: np.array(np.lib.format.open_memmap(file, mode="r")) for file in (folder / NPY).iterdir()}
@@ -212,7 +212,7 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
 def quiet_orbax() -> None:
     """From now on a failed save, or a damaged checkpoint, is reported only once, by the exception that Orbax raises.
 
-    Otherwise Orbax logs further errors of the same failure with tracebacks, and asyncio logs those of failed tasks.
+    Otherwise Orbax logs further errors of the same failure with tracebacks, and asyncio logs errors of failed tasks.
     Python warns about coroutines that nobody awaited. tensorstore prints that the event loop is closed if it ends late.
     """
 

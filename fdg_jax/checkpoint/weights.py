@@ -1,9 +1,9 @@
 """Writes weights and whole pipelines into safetensors files, and reads them.
 
 Such a file holds named arrays and no code, and other programs read it, too. The format's header also has texts.
-`format` is the kind of the file, `sha256` is over all arrays and all other texts. A file that was cut off or changed,
-or that another program wrote, is refused with one sentence. `dtypes` lists the dtypes that the format itself does not
-have, `containers` the containers that arrays' names do not show (fdg_jax.arrays).
+`format` is the kind of the file, `sha256` the hash of all arrays and all other texts. A file that was cut off or
+changed, or that another program wrote, is refused with one sentence. `dtypes` lists the dtypes that the format itself
+does not have, `containers` the containers that arrays' names do not show (fdg_jax.arrays).
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Weights(NamedTuple):
     """What a file of weights holds.
 
     variables: the Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
-    about: the texts of the header. Values that were no texts are JSON.
+    about: the texts of the header. Values that were not texts are stored as JSON.
     """
 
     variables: dict[str, Tree]
@@ -132,7 +132,7 @@ def save(
     variables: Sequence[Mapping[str, Tree]],
     about: Mapping[str, Any],
 ) -> None:
-    """Writes a pipeline: what `load` reads. Raises BadInput and OSError as `write` does."""
+    """Writes a pipeline, for `load`. Raises BadInput and OSError as `write` does."""
     arrays, containers = flattened({"stage": {str(k): stage for k, stage in enumerate(variables, 1)}})
     write(path, PIPELINE, {**arrays, **{STATE + name: value for name, value in state.items()}}, containers, about)
 
@@ -174,7 +174,7 @@ def write(
     containers: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> None:
-    """Writes a file completely or not at all: a file that was there is replaced at the very end.
+    """Writes a file completely or not at all. An existing file is replaced at the very end.
 
     Arguments:
         path: the file.
@@ -213,7 +213,7 @@ def as_stored(name: str, value: Any) -> tuple[np.ndarray, str]:
 
 
 def from_stored(array: np.ndarray, dtype: str) -> Any:
-    """The inverse of `as_stored`. Raises ValueError or TypeError if there is none."""
+    """The inverse of `as_stored`. Raises ValueError or TypeError if there is no inverse."""
     if dtype.startswith(KEY):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype.removeprefix(KEY))
     if not jnp.issubdtype(np.dtype(dtype), jnp.number):
@@ -243,7 +243,8 @@ def seal_of(arrays_sha256: str, texts: Mapping[str, str]) -> str:
 
 
 def stored_sha256(path: Path) -> str:
-    """The hash of the arrays in a file with a sound header. It needs little memory, whatever the header declares."""
+    """The hash of the arrays in a file with a sound header. The function needs little memory, whatever the header
+    declares."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         begin = 8 + (length := int.from_bytes(file.read(8), "little"))

@@ -178,7 +178,7 @@ class Configuration:
         return specs, example
 
     def first_variables(self, k: int, seen: TracedModule, init: Any, key: jax.Array, given: bool) -> dict[str, Tree]:
-        """The first variables of stage k, on its devices; as shapes, if these belong to another process.
+        """The first variables of stage k, on its devices. If the devices belong to another process, returns shapes.
 
         Each process makes the variables of its own stages only, and no device has to hold the variables of all stages.
 
@@ -213,11 +213,11 @@ class Configuration:
         return [fitting_variables(k, needed, given, x) for k, ((needed, x), given) in enumerate(found, 1)]
 
     def check_size(self, batch: Batch) -> None:
-        """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes. Warns once
-        if batches of many shapes come.
+        """Raises BadInput if the stages cannot take arrays with the shapes of a batch (inputs, labels). Warns once if
+        batches of many shapes come.
 
-        Each valid shape is checked once. If only the batch size differs, methods that cut a batch into parts are not
-        checked, since their stages see other sizes.
+        Each valid shape is checked once. If only the batch size is new and the method cuts batches into parts, nothing
+        is checked, since stages see other sizes.
         """
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
         if shapes in self.sizes:
@@ -239,7 +239,7 @@ class Configuration:
 
     def follow(self, batch: Batch) -> None:
         """Traces a batch, (inputs, labels) as shapes, through all stages in training mode. Raises BadInput if a stage
-        or the loss cannot take it: an error within a tick would leave the stages at different batches."""
+        or the loss cannot take the batch. Later, an error within a tick would leave the stages at different batches."""
         n, (x, labels) = examples(batch[0]), preprocessed(self.preprocess, *map(shape_of, batch))
         for k, (module, compute, variables) in enumerate(self.followed, 1):
             fact = f"stage k={k} ({name_of(module)}) cannot take {describe(x)}, from a batch of {n} examples."

@@ -100,7 +100,7 @@ def warn(plan: Plan, momentum: float | None, optimizer: optax.GradientTransforma
 
 
 def silenced() -> bool:
-    """Whether Python would hide the warning, so that the trial, a second of compiling, can be skipped."""
+    """Whether Python would hide the warning, so that the trial, which compiles for a second, can be skipped."""
     actions = (action for action, _, category, *_ in warnings.filters if issubclass(NoEffect, category))
     return next(actions, "default") == "ignore"
 
@@ -110,8 +110,8 @@ def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bo
 
     The trial takes three steps with small arrays that have the axes and names of the parameters. One trial has zeros as
     parameters, where coupled weight decay adds nothing. Another has ones, where clipping in proportion to parameters
-    does not act. The trials miss some optimizers: LARS, Adagrad, any that updates only every fourth step. Returns
-    False also if the optimizer fails on these arrays.
+    does not act. The trials miss some optimizers: LARS, Adagrad, and optimizers that update only every fourth step.
+    Returns False also if the optimizer fails on these arrays.
     """
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct([min(n, 2) for n in leaf.shape], leaf.dtype), params)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(small))

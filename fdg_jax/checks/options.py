@@ -87,7 +87,7 @@ def replicas(asked: int | str, K: int) -> list[int]:
 def refuse_where(options: Any, rules: Iterable[tuple[Any, str, str, str]]) -> None:
     """Raises BadInput for the first rule that holds.
 
-    options: has the values. rules: (whether the rule holds, the option's name, the fact, the way out).
+    options: the object with the values. rules: (whether the rule holds, the option's name, the fact, the way out).
     """
     for holds, name, fact, way_out in rules:
         if holds:

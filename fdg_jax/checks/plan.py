@@ -147,10 +147,10 @@ def check_engine(engine: str, weights: str, method: Method) -> None:
 
 
 def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
-    """Reads a value of `--remat`: which stages recompute their activations instead of keeping them.
+    """Reads a value of `--remat`, which names the stages that recompute their activations instead of keeping them.
 
     The first stages hold the most stashes: stage k holds 2(K-k). A stage that recomputes stashes only its inputs, and
-    each backward pass computes the forward pass again.
+    its backward pass repeats the forward pass.
 
     Arguments:
         remat: "none", "all", stage numbers as text ("1,2"), or a sequence of numbers.
@@ -174,11 +174,11 @@ def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
 
 
 def check_schedule(method: Method, schedule: Schedule) -> None:
-    """Runs a schedule on integers until the pipeline is full and empty again: a few milliseconds.
+    """Runs a schedule on integers until the pipeline is full and empty again, which takes a few milliseconds.
 
     Without this check, a wrong `tick` or `delays` would train with gradients that are used at another time than
     reported. The package's methods are checked as well, since a user's method is a file beside theirs. Schedules of
-    more than 8 stages are not checked; `python -m fdg_jax.schedule --method NAME --K K` does that for any number.
+    more than 8 stages are not checked; `python -m fdg_jax.schedule --method NAME --K K` checks any number.
 
     Raises: BadInput, which names the method, the stage, and the numbers that disagree.
     """

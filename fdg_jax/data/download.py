@@ -1,8 +1,8 @@
 """Downloads one file with a known checksum into memory, and gives up in time.
 
-Being offline shows in many ways: no name service, an address that drops packets, a proxy that accepts and never
-answers. A name look-up has no timeout, and each address of a host has its own. So the request is made in a thread, with
-one time limit for everything. Once a server has answered, only a stalled transfer is a failure.
+An offline machine shows in many ways: there is no name service, an address drops packets, or a proxy accepts and never
+answers. A name look-up has no timeout, and each address of a host has its own timeout. So the request is made in a
+thread, with one time limit for everything. Once a server has answered, only a stalled transfer is a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fdg_jax.machine.output import Progress, say
 
 
 class Unavailable(BadInput):
-    """The data set is not available on this machine. `--dataset auto` then takes another one."""
+    """The data set is not available on this machine. `--dataset auto` then takes another data set."""
 
 
 class Download(NamedTuple):
@@ -86,7 +86,8 @@ def ask(download: Download, seconds: float) -> http.client.HTTPResponse:
 
 
 def receive(response: http.client.HTTPResponse, download: Download) -> bytes:
-    """The body of a response. Raises Unavailable if it is not the expected one, OSError if the transfer ends early."""
+    """The body of a response. Raises Unavailable if the body is not the expected file, OSError if the transfer ends
+    early."""
     declared = response.headers.get("Content-Length")
     if declared is not None and declared != str(download.bytes):
         # For example a network's login page.

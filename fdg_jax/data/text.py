@@ -1,8 +1,8 @@
 """Text as a data set: the bytes of files in blocks of T.
 
-The vocabulary is the 256 values of a byte, so no tokenizer is trained or stored. Block i has bytes iT .. iT+T-1 of the
-text as inputs, and the next byte of each as its label. So inputs and labels are two views of one file. The file takes
-no memory, as each batch is read when it is needed. The last tenth of the blocks is for testing.
+The vocabulary is the 256 values of a byte, so no tokenizer is trained or stored. The inputs of block i are the bytes iT
+.. iT+T-1 of the text. The label of a byte is the next byte. So inputs and labels are two views of one file. The file
+takes no memory, since each batch is read when it is needed. The last tenth of the blocks is for testing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Text(Source):
 
     @property
     def dtype(self) -> np.dtype:  # type: ignore[override]
-        """The dtype of the stored tokens. It is the labels', since inputs may be zeros (`Source.without_inputs`)."""
+        """The dtype of the stored tokens. It is read from the labels, since inputs may be zeros
+        (`Source.without_inputs`)."""
         return self.train_labels.dtype
 
     labels_dtype = dtype  # type: ignore[assignment]
@@ -142,8 +143,8 @@ def without_last_tenth(inputs: Blocks, labels: Blocks) -> tuple[Blocks, Blocks, 
 
 
 def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> tuple[str, Path | None]:
-    """(sha256 over the bytes of the files, one after the other; a file with a byte of 0). Raises BadInput if one cannot
-    be read.
+    """(sha256 of the bytes of all files, one after the other; a file that contains a byte 0, or None). Raises BadInput
+    if a file cannot be read.
 
     Arguments:
         copy: a file to which the bytes are written.

@@ -13,7 +13,7 @@ from fdg_jax.machine.output import say
 
 
 def load(data_dir=None) -> Dataset:
-    """Loads CIFAR-10, or digits with a `note`. A missing network is noticed within 5 s."""
+    """Loads CIFAR-10, or digits with a `note`. Without a network, it gives up on a download within 5 s."""
     try:
         return cifar10.load(data_dir)
     except Unavailable as reason:

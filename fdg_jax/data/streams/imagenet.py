@@ -1,8 +1,8 @@
 """ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation photographs of all sizes in 1000 classes.
 
-The files are read in place, in either of the two usual layouts: prepared by TFDS (`imagenet2012/<version>/`, as
-array_record files), or as folders, `train/<class>/*.JPEG` with `val/<class>/*.JPEG` or a flat `val/*.JPEG`. Images
-become 224x224 (see `jpeg`). Classes 0, 1, ... are WordNet's numbers, sorted, as in TFDS and PyTorch.
+The files are read in place, in either of the two usual layouts. One is prepared by TFDS: `imagenet2012/<version>/` with
+array_record files. The other has folders: `train/<class>/*.JPEG`, and `val/<class>/*.JPEG` or a flat `val/*.JPEG`.
+Images become 224x224 (see `jpeg`). Classes 0, 1, ... are WordNet's numbers, sorted, as in TFDS and PyTorch.
 
 Folders with other classes or fewer images are read too; the run then prints a prominent note that this is not ImageNet.
 """

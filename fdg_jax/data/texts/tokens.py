@@ -105,11 +105,11 @@ def load(
     """Opens files of tokens as a `Text`.
 
     Arguments:
-        files: for training; a pattern such as shards/*.bin means all files that match, in the order of their names.
+        files: for training; a pattern such as shards/*.bin stands for all matching files, in the order of their names.
         block_size: tokens of an example.
         validation: for testing; none: the last tenth of the training blocks.
-        vocabulary: tokens are 0 .. vocabulary-1; None: up to the largest one in the files.
-        token_dtype: uint16 or uint32, of files without a header.
+        vocabulary: tokens are 0 .. vocabulary-1; None: the largest token in the files plus 1.
+        token_dtype: the dtype of files without a header, uint16 or uint32.
 
     Raises:
         BadInput: a file cannot be read, is damaged or no file of tokens, has a token beyond the vocabulary, or there
@@ -201,8 +201,8 @@ def header(begin: np.ndarray, size: int) -> tuple[int, str, str] | None:
     """(bytes of the header, dtype of the tokens, what is wrong) if a file begins with a header, even a damaged one;
     else None.
 
-    begin: the first bytes. size: of the file, in bytes. A header is nearly all zeros, and tokens never are. So an
-        unknown header, or a wrong magic, is not taken for tokens.
+    begin: the first bytes. size: the size of the file in bytes. A header is nearly all zeros, and tokens never are. So
+        a header with an unknown or wrong magic number is not taken for tokens.
     """
     magic, version, count = (int(each) for each in begin[:12].view("<i4")) if len(begin) >= 12 else (0, 0, 0)
     if magic not in KINDS:
@@ -220,7 +220,7 @@ def header(begin: np.ndarray, size: int) -> tuple[int, str, str] | None:
 
 
 def without_header(begin: np.ndarray, size: int, dtype: str) -> str:
-    """What is wrong with a file of raw numbers; "" for nothing. Arguments as those of `header`."""
+    """A text on what is wrong with a file of raw numbers; "" if nothing is wrong. Arguments as those of `header`."""
     width = np.dtype(dtype).itemsize
     if not size or size % width:
         fact = f"has {size:,} bytes, which are no whole number of {np.dtype(dtype)} tokens"
@@ -252,7 +252,7 @@ def tokenizer_sha256(path: Path) -> str | None:
 
 
 def tokenizer_of(path: str) -> Any:
-    """The tokenizer in a file. Raises BadInput without the package, or if the file holds none."""
+    """The tokenizer in a file. Raises BadInput if the package is missing, or if the file holds no tokenizer."""
     try:
         package = importlib.import_module("tokenizers")
     except ImportError as error:
