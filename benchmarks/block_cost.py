@@ -5,10 +5,10 @@
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model transformer8x64 --batch-size 16
 
 Forward and backward are separate programs, and the VJP closure is passed from one to the other, as in the engine. The
-rows of a run take turns, and each reports its fastest round, because disturbances only add time. On a CPU the clock is
-the processor time of this process, which other processes on the core do not lengthen. Pin the process to one core, or
-the time of idle threads is counted too. In the table, "cured X" has the fast path of X and the plain form of all other
-layers.
+rows of a run take turns, and each reports its fastest round, because disturbances only add time. On a CPU the processor
+time of this process is measured, which other processes on the core do not lengthen. Pin the process to one core.
+Otherwise the time of idle threads is counted, too. In the table, "cured X" has the fast path of X and the plain form of
+all other layers.
 
 Other forms were tried on one core with JAX 0.10.2 and dropped:
   the input gradient of a stride-2 convolution as four phases: faster from 16 to 32 channels, slower from 64 to 128
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     """The measurement of a row.
 
     step(): runs forward and backward once, and returns the seconds of each.
-    closure_bytes: bytes kept between the two.
+    closure_bytes: bytes kept between forward and backward.
     """
 
     step: Callable[[], tuple[float, float]]

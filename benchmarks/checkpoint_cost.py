@@ -3,10 +3,11 @@
     .venv/bin/python -m benchmarks.checkpoint_cost --model resnet20 --batch-size 128 --K 2
 
 One process trains like the training command, on synthetic images. It saves like the training loop: it takes a snapshot,
-which a thread writes. The sides take turns, one window of an epoch each. A checkpoint is made in the middle of its
-interval, so that training goes on during the writing, as in a run. A window ends when everything is computed and
-written, so no cost falls into the next window. On the side without flushing, this package's fsync does nothing
-(tensorstore's stays). The training command has no such setting, as a power cut could then lose every checkpoint.
+which a thread writes. The sides take turns, one window of an epoch each. Checkpoints are made in the middle of their
+interval, so that training goes on while they are written, as in a run. A window ends when everything is computed and
+written, so no cost falls into the next window. On the side without flushing, fsync does nothing in this package;
+tensorstore still calls its own. The training command has no such setting, as a power cut could then lose every
+checkpoint.
 """
 
 import contextlib

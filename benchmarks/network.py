@@ -18,12 +18,12 @@ are two predictions:
                      processes with the same copies. So this prediction includes the effect of TCP
 
 --windows sets how much TCP may send without an acknowledgement: `large` (64 MiB; a window stays open while a connection
-is idle, and `reno` fills it) or this `system`'s setting. With latency, a system's usual windows are smaller than the
-data on its way at full bandwidth, so they limit the speed.
+is idle, and `reno` fills it) or this `system`'s setting. With latency, a system's usual windows are too small for the
+data that are on their way at full bandwidth, so they limit the speed.
 
 Before training, a plain TCP connection measures each network: the round-trip time, and a stream of 16 MB. So the table
-shows the latency that the relay adds, and that the stated bandwidth is reached. The relay itself takes some of the
-cores' time, with priority (SCHED_FIFO), as a network would not wait for a free core.
+shows that the stated latency and bandwidth are reached. The relay itself takes some of the cores' time, with priority
+(SCHED_FIFO), as a network would not wait for a free core.
 """
 
 import functools
@@ -59,7 +59,8 @@ class Turn(NamedTuple):
     """The measurements of a network in a turn.
 
     images_per_second: the speed in the window. link, messages: the two predictions. seconds: the time of a message
-        alone, by (what, receiving stage). relay_percent, others_percent: of the cores' time in the window.
+        alone, by (what, receiving stage). relay_percent, others_percent: the share of the cores' time that the relay,
+        and other processes, took in the window.
     """
 
     images_per_second: float
@@ -134,7 +135,7 @@ def row(
 
 
 def joined(given: report.Given, cores: int) -> side_specs.Side:
-    """The side that is measured. Raises BadInput if it cannot be measured."""
+    """The side that is measured. Raises BadInput if the side cannot be measured."""
     models.blocks(given.model, 10)  # refuses an unknown model
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = side_specs.parse(f"{given.method}:processes=each", common, "", given.split)

@@ -1,4 +1,4 @@
-"""A step of `Pipeline` at K = 1, or of an optimizer by `fdg_jax.late`, next to a plain donated `jax.jit` step.
+"""Compares a step of `Pipeline` at K = 1, or of an optimizer by `fdg_jax.late`, with a plain donated `jax.jit` step.
 
     taskset -c 1 .venv/bin/python -m benchmarks.step_cost
     taskset -c 1 .venv/bin/python -m benchmarks.step_cost --late
@@ -49,7 +49,7 @@ def drawn(name: str, n: int, size: int) -> tuple[Sequence[nn.Module], Batch]:
 
 
 def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[], Any], ...]:
-    """The plain step and the one of `Pipeline`."""
+    """The plain step and the step of `Pipeline`."""
     optimizer, cut = optax.sgd(0.1, momentum=0.9), "even" if len(blocks) > 1 else None
     made = fdg_jax.Pipeline(blocks, cross_entropy, optimizer, "bp", K=1, split=cut).init(jax.random.key(0), batch)
 

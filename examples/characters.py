@@ -47,7 +47,7 @@ def main():
     rng = np.random.default_rng(0)
 
     def batch(characters, size=16):
-        """(inputs, labels): blocks at random places, and of each character the next one."""
+        """(inputs, labels): blocks at random places, and for each character the next character."""
         places = rng.integers(0, len(characters) - BLOCK, (size, 1)) + np.arange(BLOCK)
         return characters[places], characters[places + 1]
 

@@ -2,10 +2,10 @@
 
     .venv/bin/python examples/late.py
 
-The network is a residual one whose layers are stacked, as `nn.scan` stacks them: `late.LAYERS` cuts them into K stages.
-For each K it is trained with the gradients of a pipeline, by seeds side by side, until its test error is the target.
-Then the simulator predicts the speed-up per batch on K devices, for fast and slow links. A pipeline pays if the
-speed-up per batch is larger than the growth in the number of batches.
+It is a residual network whose layers are stacked, as `nn.scan` stacks them. `late.LAYERS` cuts the layers into K
+stages. For each K it is trained with late gradients, as in a pipeline of K stages, until its test error reaches the
+target. Several seeds train side by side. Then the simulator predicts the speed-up per batch on K devices, for fast and
+slow links. A pipeline pays if the speed-up per batch is larger than the growth in the number of batches.
 """
 
 import argparse

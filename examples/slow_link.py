@@ -3,10 +3,10 @@
     .venv/bin/python examples/slow_link.py
 
 A method is a schedule: which stage goes forward (F) and backward (B) on which batch at tick t, as plain integers. Here
-every message takes `link_ticks` ticks more than in FDG, so every gradient is later; with 0 this is FDG to the last bit.
-The engine, evaluation, checkpoints and staleness need no change: they follow the schedule, which is checked on integers
-before anything is trained. All commands take this file, with its flag: `-m fdg_jax.experiments.cifar --method
-./examples/slow_link.py --link-ticks 2`, or `-m fdg_jax.schedule --method ./examples/slow_link.py --K 3`.
+every message takes `link_ticks` ticks more than in FDG, so every gradient is later. With `link_ticks` 0 this is FDG to
+the last bit. The engine, evaluation, checkpoints and staleness need no change: they follow the schedule. It is checked
+on integers before anything is trained. All commands take this file, with its flag: `-m fdg_jax.experiments.cifar
+--method ./examples/slow_link.py --link-ticks 2`, or `-m fdg_jax.schedule --method ./examples/slow_link.py --K 3`.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Weights of a PyTorch network in, and trained weights out again, by safetensors files. PyTorch is not needed.
+"""Reads weights of a PyTorch network, and writes the trained weights for PyTorch, both as safetensors files. PyTorch is
+not needed.
 
     .venv/bin/python examples/torch_weights.py [FILE.safetensors] [--to FILE.safetensors]
 
-The network is PyTorch's Conv2d, BatchNorm2d, ReLU, Conv2d, ReLU, mean over pixels, Linear. There a convolution's weight
-is [out, in, height, width] (here [height, width, in, out]), a Linear's is [out, in] (here [in, out]), and images are
-[n, channels, height, width] (here channels are last). A network that flattens an image before a Linear also has the
+The network is PyTorch's Conv2d, BatchNorm2d, ReLU, Conv2d, ReLU, mean over pixels, Linear. In PyTorch a convolution's
+weight is [out, in, height, width] (here [height, width, in, out]), a Linear's is [out, in] (here [in, out]), and images
+are [n, channels, height, width] (here channels are last). A network that flattens an image before a Linear also has the
 rows of that matrix in another order; the mean over pixels avoids this. In PyTorch:
 
     safetensors.torch.save_file(network.state_dict(), FILE)

@@ -1,4 +1,4 @@
-"""A correction of late gradients of your own, in one file: trust a gradient less where the weights have moved since.
+"""A correction of late gradients of your own, in one file: trust a gradient less where the weights have moved.
 
     .venv/bin/python examples/trust.py
 

@@ -1,7 +1,7 @@
 """Every correction of late gradients on equal terms: ResNet-20 on CIFAR-10 in 5 epochs, K = 4 and K = 2.
 
-Each arm is tuned on held-out training images with a grid of the same size, then trained with three seeds and tested on
-the test images. corrections.md has the rules that were fixed before the first run.
+Each arm (a way to train) is tuned on held-out training images with a grid of the same size. Then it is trained with
+three seeds and tested on the test images. corrections.md has the rules that were fixed before the first run.
 """
 
 import sys
@@ -73,7 +73,8 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
 
 
 def without_t1(lines: Lines, part: Part, arm: Arm) -> str:
-    """A remark if T1 was not chosen: the arm then divides the rate always, but PipeMare's T1 stops dividing."""
+    """A remark if tuning did not choose T1. Then the arm always divides the rate, while PipeMare's T1 stops dividing
+    it."""
     choice = part.choice(lines, arm) or {}
     return " T1 was tried and not chosen." if choice.get("anneal_updates") == 0 else ""
 

@@ -115,7 +115,7 @@ def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
 
 
 def goal(lines: Lines) -> str:
-    """The arm with the fewest tokens to its BP's loss. If none reaches this loss with all seeds: the arm nearest to
+    """The arm with the fewest tokens to its BP's loss. If no arm reaches this loss with all seeds, the arm nearest to
     it."""
     whole = [
         (full_label(arm), times_bp(lines, part, arm), behind(lines, part)[arm.label])
@@ -155,7 +155,7 @@ def behind(lines: Lines, part: Part, called: Callable[[Arm], str] = lambda arm: 
 
 
 def with_diverged(lines: Lines, part: Part) -> dict[str, list[float]]:
-    """`behind` for a picture: the label of an arm says how many runs have diverged, even if no run is left."""
+    """`behind` for a picture: an arm's label has the number of its diverged runs, even if no other run is left."""
     found = behind(lines, part)
     lost = {arm.label: len(values(lines, part, arm).diverged) for arm in part.arms if not arm.name.startswith("bp")}
     return {pictures.bar_label(name, lost[name]): found.get(name, []) for name in lost if name in found or lost[name]}

@@ -26,9 +26,9 @@ class Difference(NamedTuple):
     what: a name of one or two words.
     theirs: the behaviour of the authors' code; files are those of ZHUANGHP/FDG unless another source is named.
     ours: the behaviour of this package.
-    changed: the options in which the arm differs from the base; empty if there is no arm. `engine` is no difference by
-        itself (see WORDS).
-    note: how to read the arm, or why there is none.
+    changed: the options in which the arm differs from the base; empty if there is no arm. A difference in `engine`
+        alone does not count (see WORDS).
+    note: how to read the arm's result, or why there is no arm.
     """
 
     what: str

@@ -81,8 +81,8 @@ class Trainer:
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and reports the live arrays afterwards.
 
-        resident_bytes is the memory of the process; files and threads are their numbers. They are None if the system
-        does not report them.
+        resident_bytes is the memory of the process; files and threads are numbers of open files and of threads. All
+        three are None if the system does not report them.
         """
         result = self.run(batches)
         gc.collect()
@@ -111,7 +111,7 @@ class Trainer:
         """Trains on so many batches (whole updates), one operation at a time. The first batch or update is not counted.
 
         Returns: the time of each operation (benchmarks.harness.operation_times), and the busy time of the process; {}
-            if many operations are one program.
+            if one program does many operations.
         """
         busy = time.process_time()
         data, engine, options = self.data, self.job.pipeline.engine, self.job.options

@@ -57,8 +57,8 @@ class Trainer(bench_worker.Trainer):
         """Sends messages with the sizes of those in a tick, each `tries` times. Only one message is on its way at a
         time.
 
-        Returns: `messages`, for each kind [what, k, to, bytes, this process's end of it ("sent", "arrived" or neither),
-            the times at this end].
+        Returns: `messages`, for each kind [what, k, to, bytes, whether this process has "sent" it, it has "arrived"
+            here, or neither, the times in this process].
         """
         places, found = self.engine.problem.places, list[list[Any]]()
         kinds = {each[:3]: each.size for each in message_counts.predicted(self.engine)}
@@ -78,7 +78,7 @@ class Trainer(bench_worker.Trainer):
 
 
 def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, list[float]]:
-    """Sends so many bytes, and a few back when they have arrived. See `Trainer.messages`."""
+    """Sends `size` bytes. When they have arrived, a few bytes are sent back. See `Trainer.messages`."""
     like, answer = jax.ShapeDtypeStruct((size,), np.uint8), jax.ShapeDtypeStruct((1,), np.uint8)
     sends, takes = is_here(source), is_here(target)
     content = put(np.zeros(size, np.uint8), source) if sends else None

@@ -75,10 +75,10 @@ def read(path: str, blocks: int) -> BlockTimes:
 def of_blocks(
     times: BlockTimes, cuts: Sequence[int], schedule: Schedule, weights: Sequence[int] = (), **machine: Any
 ) -> Machine:
-    """Makes a machine whose stages are sums of blocks. A method's `cost` gives the parts of its operations.
+    """Makes a machine whose stages are sums of blocks. A method's `cost` says which parts its operations have.
 
-    Stage K has no auxiliary network. The replicas of data parallel take 1/K of the time for 1/K of a batch, and GPipe's
-    micro-batches 1/M, which is the best case. The update takes the same time everywhere.
+    Stage K has no auxiliary network. A replica of data parallel takes 1/K of the time for 1/K of a batch, and a
+    micro-batch of GPipe takes 1/M. This is the best case. The update takes the same time everywhere.
 
     weights: bytes of each stage's weights. After every backward pass, data parallel averages gradients by a ring
         all-reduce over the link, which sends 2 (K-1)/K of these bytes each way.
@@ -136,6 +136,6 @@ def of_operations(timed: Mapping[str, Any], name: str, cores: int | None, **mach
 
 
 def sizes(table: Mapping[tuple[str, int], float]) -> Any:
-    """`size` of a machine, from bytes by (what, receiving stage)."""
+    """The `size` of a machine, made from the bytes of messages by (what, receiving stage)."""
 
     return lambda address, op: table[address.what, address.k]

@@ -1,7 +1,7 @@
 """The messages between the processes of a pipeline: predicted from their shapes, and counted.
 
-The counts are of arrays that this process gives to its transport and gets from it. The prediction is for one tick of
-the schedule, computed from the shapes in the stages' specs.
+Counted are the arrays that this process gives to its transport and gets from it. The prediction is for one tick of the
+schedule, computed from the shapes in the stages' specs.
 """
 
 from collections.abc import Callable, Iterator

@@ -55,9 +55,9 @@ def of_stages(
     """Starts a process for each stage.
 
     Arguments:
-        worker: the class that trains in each of them.
-        environment: of the processes, besides RANK.
-        inside: the words in front of the command of each, e.g. to start it on another host; (): none.
+        worker: the class that trains in each process.
+        environment: further variables of the processes, besides RANK.
+        inside: for each process, the words in front of its command, e.g. to start it on another host; (): none.
     """
     words = side_specs.words(dataclasses.replace(side, worker=worker))
     return [Child(words, f"rank {rank}", env={**environment, serving.RANK: str(rank)}, before=before)
@@ -118,7 +118,7 @@ class EachCore(Ranks):
     """Independent processes of a side, all at once: on a CPU one per core, to find the limit of the machine itself.
 
     Cores share caches and memory bandwidth, so two cores need not be twice as fast as one core. On a GPU, the processes
-    share the device. `batches` is the total. It is shared out evenly and rounded up.
+    share the device. `batches` is the total. The processes get equal shares of it, rounded up.
     """
 
     def __init__(self, side: side_specs.Side):

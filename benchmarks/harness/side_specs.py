@@ -53,7 +53,7 @@ class Side:
     """One side of a comparison.
 
     name: as given on the command line.
-    cores: number of cores to which it is pinned.
+    cores: number of cores to which the side is pinned.
     copies: number of independent processes that train it at the same time.
     processes: "one" for all stages, or "each" for a process per stage.
     device: "cpu", where a core stands in for a device, or "gpu", as JAX finds it.
@@ -128,7 +128,7 @@ def words(side: Side) -> tuple[str, ...]:
 
 
 def of_training(words: Sequence[str]) -> tuple[str, ...]:
-    """The options of a side's training besides the method's own, with those of its corrections.
+    """The options of a side's training besides those of the method. They include the options of its corrections.
 
     words: the side's options as written. Raises BadInput for a correction that does not exist.
     """
@@ -156,7 +156,7 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
 
 
 def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:
-    """The value of an option, of the type of `like`. Raises BadInput for values outside of `choices` or below
+    """The value of an option, converted to the type of `like`. Raises BadInput for values outside of `choices` or below
     `least`."""
     kind = type(like)
     choices = ("on", "off") if kind is bool else choices

@@ -1,7 +1,7 @@
 """The loop that works through a list of steps over several calls, and the files that it keeps between calls.
 
-results/<step>.jsonl has the results of a step. It is written whole or not at all, so neither a kill nor a power cut
-leaves a step half done. A failed step is done again.
+results/<step>.jsonl has the results of a step. It is written completely or not at all, so a kill or a power cut never
+leaves half a step. A failed step is done again.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ class TimeIsUp(Exception):
 
 class Clock(Signals):
     """A context for the time limit and signals. Inside `interruptible`, the end of the time raises TimeIsUp and a
-    signal raises Stopped, wherever the main thread is. Outside, the flags `over` and `number` are set. seconds: the
-    limit of the whole call, from now on."""
+    signal raises Stopped, wherever the main thread is. Outside of it, they only set the flags `over` and `number`.
+    seconds: the limit of the whole call, from now on."""
 
     def __init__(self, seconds: float):
         super().__init__()
@@ -89,8 +89,8 @@ class Clock(Signals):
 
 
 class Folder:
-    """The folder of results. path: the folder. rows: the run directories. scratch: emptied at the beginning and at the
-    end."""
+    """The folder of results. path: its path. rows: the folder of run directories. scratch: a folder for temporary
+    files."""
 
     def __init__(self, path: Path):
         self.path = path.resolve()
@@ -175,12 +175,12 @@ class Step(NamedTuple):
     """A step, which is done once.
 
     run(at): does the step and returns its lines, each with `says`, and for a check also `passed`. An exception may
-        interrupt it anywhere; it then ends the processes that it started.
+        interrupt `run` anywhere; it then ends the processes that it started.
     needs: names of the steps whose results it reads, or that must have passed.
     takes(at): how many seconds the step still takes; None if this is not known yet; by default the guess in the
         settings.
     refused(at): why the step cannot be done now; "" if it can.
-    goes_on: whether an interrupted step goes on where it was; otherwise it begins again.
+    goes_on: whether an interrupted step continues where it was; otherwise it is repeated from the start.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The checks that start JAX on the device, each in its own process: `python -m experiments.gpu.on_device NAME JSON`.
 
-The last line that it prints is its answer, as JSON.
+The last line that such a process prints is its answer, as JSON.
 """
 
 import json
@@ -181,7 +181,8 @@ class Sampled(Watch):
 
 
 def memory(model: str, K: int, batch_size: int) -> dict[str, Any]:
-    """Bytes of a pipeline whose stages share one device: predicted, of live arrays, and as the device counts them."""
+    """Bytes of a pipeline whose stages share one device: the prediction, the bytes of live arrays, and the device's own
+    count."""
     compile_cache.enable()
     watch = Sampled(jax.devices()[0])
     trainer = Trainer(Side("fdg", "fdg", K, 1, model, batch_size))

@@ -1,4 +1,4 @@
-"""The settings of checks, measurements and trainings: on a GPU, and small ones for a CPU."""
+"""The settings of checks, measurements and trainings on a GPU, and small settings for a CPU."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -22,12 +22,13 @@ def matrix(name: str) -> dict[str, str]:
 class Settings(NamedTuple):
     """The settings that differ between a GPU and the small version.
 
-    device: as in a benchmark's side. model: the network whose speed is measured. sides: those of the flag matrix, the
-        baseline first. seeds: the numbers of seeds that are trained together, to find their speed. check_model,
-        check_words: the training that must repeat its bits. check_steps: how many batches it has. table: the table
+    device: the device, as for a benchmark's side. model: the network whose speed is measured. sides: those of the flag
+        matrix, the baseline first. seeds: the numbers of seeds that are trained together, to find their speed.
+        check_model, check_words: the training that must repeat its bits. check_steps: how many batches it has. table:
+        the table
             whose rows are
         filled. every: epochs between its runs' evaluations, and batches between their checkpoints.
-    guesses: seconds of a step, before anything is known.
+    guesses: seconds of each step, used until its time is known.
     """
 
     name: str
@@ -63,7 +64,7 @@ FULL = Settings(
 
 
 def small_run(method: str, K: int, beta: float | None) -> Run:
-    """A run on digits that takes seconds, in place of one of Table 3."""
+    """A run on digits that takes seconds, in place of a run of Table 3."""
     flags = {"dataset": "digits", "model": "resnet8", "epochs": 3, "batch_size": 64, "method": method, "K": K}
     flags |= {"train_size": 640, "seed": 0} | ({} if beta is None else {"beta": beta})
     return Run(f"resnet8-digits-{method}-K{K}{'' if beta is None else f'-beta{beta:g}'}-seed0", flags)

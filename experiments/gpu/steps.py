@@ -69,7 +69,7 @@ def environment(precision: str, *flags: str) -> dict[str, str]:
 
     Arguments:
         precision: float32 (products in full precision) or tf32 (JAX's default).
-        flags: XLA flags; a later one of the same name wins.
+        flags: XLA flags. Of several flags with the same name, the last one counts.
     """
     found = {name: value for name, value in os.environ.items() if name != "JAX_DEFAULT_MATMUL_PRECISION"}
     found |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if precision == "float32" else {}
@@ -117,7 +117,7 @@ def training(at: Workplace, path: Path, steps: int, *more: str) -> None:
 
 
 def determinism(at: Workplace) -> list[Line]:
-    """Checks that a training repeats its bits in another process that has the first one's choice of kernels."""
+    """Checks that a training repeats its bits in another process that loads the first process's choice of kernels."""
     paths = [at.folder.place(f"determinism-{i}") for i in (1, 2)]
     for path in paths:
         training(at, path, at.settings.check_steps)
@@ -140,8 +140,7 @@ def reference(at: Workplace) -> str:
 
 
 def resume(at: Workplace) -> list[Line]:
-    """Checks that a run that was stopped and resumed in another process ends in the same bits as an uninterrupted
-    run."""
+    """Checks that a stopped run, resumed in another process, ends in the same bits as an uninterrupted run."""
     path, n, whole = at.folder.place("resumed"), at.settings.check_steps, reference(at)
     training(at, path, n // 2)
     training(at, path, n, "--resume")
@@ -151,7 +150,7 @@ def resume(at: Workplace) -> list[Line]:
 
 
 def engines(at: Workplace) -> list[Line]:
-    """Checks that the engines train the same weights, and the same as plain JAX."""
+    """Checks that the engines and plain JAX train the same weights."""
     found = ask("engines", at, model="resnet8", K=3, steps=10, batch_size=16)
     most, wrong, bound = max(found["from_oracle"].values()), found["one_update_sooner"], found["bound"]
     close, telling = max(most, found["between_engines"]) <= bound, wrong >= found["needed_ratio"] * bound
@@ -233,7 +232,7 @@ def seeds(at: Workplace) -> list[Line]:
 
 def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
     """The seconds of a network's rows by its measured speed, without evaluations and compiling. Before the measurement,
-    and for other networks: a guess, if any."""
+    and for other networks, a guess; None if there is no guess."""
     most = max(map(len, groups(runs).values()))
     speeds = [line for line in at.folder.lines("seeds") if line["model"] == model and line["seeds"] <= most]
     if not speeds:
@@ -263,7 +262,7 @@ def row_refusal(model: str, runs: Sequence[Run], at: Workplace) -> str:
 
 
 def data_missing(at: Workplace) -> str:
-    """A sentence on the data that the rows lack; "" if none is missing."""
+    """A sentence on the data that the rows need and that are missing; "" if nothing is missing."""
     try:
         found = at.settings.dataset != "cifar10" or cifar.find("cifar10", at.choices.data_dir)
     except BadInput as error:
@@ -272,7 +271,7 @@ def data_missing(at: Workplace) -> str:
 
 
 def train(runs: Sequence[Run], at: Workplace) -> list[Line]:
-    """Trains all unfinished runs, those of a row as one program. Raises ChildFailed if one fails."""
+    """Trains all unfinished runs. The runs of a row train as one program. Raises ChildFailed if one fails."""
     wait_for_earlier(runs, at)
     for name, of_row in groups(runs).items():
         left = [run for run in of_row if state(run, at.folder.rows).kind != DONE]
@@ -302,7 +301,7 @@ def finish_row(name: str, runs: Sequence[Run], at: Workplace) -> None:
 
 
 def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
-    """Waits for runs of an earlier call, which was killed, to write their checkpoints."""
+    """Waits until runs of an earlier, killed call have written their checkpoints."""
     until = time.monotonic() + LOCKED_SECONDS
     while any(state(run, at.folder.rows).kind == RUNNING for run in runs):
         if time.monotonic() > until:
@@ -312,7 +311,7 @@ def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
 
 def begin(name: str, runs: Sequence[Run], at: Workplace) -> Child:
     """Starts or resumes the runs of a row together. A link with the run's name leads to each run's directory. SIGUSR1
-    stops them after a checkpoint; repeated signals have no further effect."""
+    stops the runs after a checkpoint; repeated signals have no further effect."""
     s, seeds = at.settings, [run.flags["seed"] for run in runs]
     for run, seed in zip(runs, seeds, strict=True):
         if not os.path.lexists(link := at.folder.rows / run.name):
@@ -330,7 +329,7 @@ def tell(child: Child) -> None:
 
 
 def tidy(runs: Sequence[Run], at: Workplace) -> None:
-    """Removes the checkpoints of finished runs: they are the large files in the folder."""
+    """Removes the checkpoints of finished runs, which are the large files in the folder."""
     for run in runs:
         path = at.folder.rows / run.name / CHECKPOINTS
         if path.exists() and state(run, at.folder.rows).kind == DONE:

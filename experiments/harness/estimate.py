@@ -42,7 +42,7 @@ class Step(NamedTuple):
     """The time of a training step.
 
     seconds: None if it could not be measured.
-    how: how it was measured, or why it could not be.
+    how: how the time was measured, or why this was impossible.
     """
 
     seconds: float | None
@@ -101,7 +101,7 @@ def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple
 
 
 def conditions(run: Run, core: int | None) -> dict[str, Any]:
-    """Everything that the time of a step depends on and that is known without starting JAX."""
+    """All conditions of a step's time that are known without starting JAX."""
     prefixes = ("JAX_", "XLA_", "CUDA_", "FDG_JAX_", "GLIBC_TUNABLES")
     code = hashlib.sha256()
     for file in sorted((ROOT / "fdg_jax").rglob("*.py")):
@@ -119,7 +119,8 @@ def conditions(run: Run, core: int | None) -> dict[str, Any]:
 
 
 def steps_left(run: Run, now: State) -> int:
-    """The remaining batches of a missing or interrupted run. The smaller last batch of an epoch counts as one."""
+    """The remaining batches of a missing or interrupted run. The smaller last batch of an epoch counts as a whole
+    batch."""
     images = run.flags.get("train_size") or IMAGES[run.flags["dataset"]] - run.flags.get("hold_out", 0)
     length = run_length(images, run.flags["batch_size"], run.flags["epochs"], run.flags.get("steps"))
     done = {MISSING: 0, CUT_OFF: round(now.epochs * length.per_epoch)}.get(now.kind, length.end)
@@ -132,7 +133,8 @@ def step_kind(run: Run) -> tuple:
 
 
 def measured(run: Run, core: int | None) -> Step:
-    """The time of a step, measured over a few steps; over more if those were not timed or took too little time."""
+    """The time of a step, measured over a few steps. If these were not timed or took too little time, more steps are
+    measured."""
     flags = run.flags
     rate, problem = once(run, 2 * flags["K"] + FEW, core)  # the first 2K may compile and are not timed
     timed = FEW
@@ -152,8 +154,8 @@ def measured(run: Run, core: int | None) -> Step:
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     """Trains for this many steps of the run.
 
-    Returns: (examples per second, why there is no such number). Only the command for CIFAR has synthetic images, so it
-        is used for runs on other images too. A run on text uses its own text.
+    Returns: (examples per second, why there is no such number). Runs on other images use the command for CIFAR, too,
+        since only this command has synthetic images. A run on text uses its own text.
     """
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"

@@ -82,7 +82,7 @@ def place(line: Line) -> tuple[str, ...]:
 
 
 def marks(lines: Mapping[str, Line]) -> dict[str, str]:
-    """{run: " [b]"} for runs made in another place than most; `origin` explains b."""
+    """{run: " [b]"} for runs that were not made in the most frequent place; `origin` explains b."""
     return {name: f" [{chr(98 + nth)}]" for nth, names in enumerate([*by_place(lines).values()][1:]) for name in names}
 
 
@@ -97,7 +97,7 @@ def origin(lines: Mapping[str, Line]) -> str:
 
 
 def short(commit: str | None) -> str:
-    """The first characters of a commit, with -dirty; `unknown` if there was no git."""
+    """The first characters of a commit, with -dirty if it has this ending; `unknown` without git."""
     if not commit:
         return "unknown"
     return f"`{commit[:10]}{'-dirty' if commit.endswith('-dirty') else ''}`"

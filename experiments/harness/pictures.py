@@ -101,7 +101,8 @@ def bars(
     path: Path, title: str, x_label: str, groups: Mapping[str, Mapping[str, Sequence[float]]],
     reference: tuple[str, float] | None = None, by_number: bool = False,
 ) -> None:  # fmt: skip
-    """Draws one mean per label as a horizontal bar, the best first, and each of several values as a point.
+    """Draws the mean of each label's values as a horizontal bar, the best first. Several values are also drawn as
+    points.
 
     groups: panel -> label -> values, one for each seed. A label without values has no bar.
     reference: (label, value) of a line through all panels.

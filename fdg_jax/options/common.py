@@ -409,8 +409,8 @@ def own_defaults(optimizer: Any) -> Mapping[str, Any]:
 def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a command line sets. Given options take precedence over the command's defaults, and the
     command's defaults over the optimizer's. Plain BP has no use for several stages, so its K is 1. The paper's schedule
-    has its own warm-up, so the command's default warm-up is ignored. Files of tokens select the data set "tokens". If
-    such a run has --steps, --epochs is 0 (unlimited), since an epoch may be longer than any run."""
+    has its own warm-up, so the command's default warm-up is ignored. Files of tokens select the data set "tokens". With
+    --steps, the default of --epochs is then 0, since an epoch may be longer than any run."""
     found = {**defaults, **given}
     if found.get("method") == "bp" and "split" not in given:
         found = {"K": 1, **found}
