@@ -11,8 +11,9 @@ The difference of an array is its largest deviation from float64, divided by the
 The table has the largest difference of all arrays. Rectifiers are replaced by tanh, because at a kink float32 and
 float64 may take different sides.
 
-The second table is about the reductions that YNNPACK computes in each program of a stage: their number, how many of
-them are fused with a matrix product (these can be wrong), and the largest number of values that a fused one returns.
+The second table is about the reductions that YNNPACK computes in each program of a stage. It has their number, the
+number of reductions that are fused with a matrix product (these can be wrong), and the largest number of values that a
+fused reduction returns.
 """
 
 import math
@@ -137,8 +138,8 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
 def fusions(text: str) -> dict[str, int]:
     """The reductions that YNNPACK computes, read from the text of a compiled program.
 
-    Returns: the number of reductions, the number of those fused with a product, and the largest number of values that a
-        fused one returns.
+    Returns: the number of reductions, the number of reductions that are fused with a product, and the largest number of
+        values that a fused reduction returns.
     """
     bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
     called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)

@@ -8,8 +8,8 @@ thousand ticks it reports how many arrays are alive and how much memory the proc
 machine varies more than a process might slow down. So the old process takes turns with a new process, a hundred ticks
 each. If the ratio of their speeds falls, the process has become slower.
 
-With --processes K every stage is in a process of its own, and each process reports its memory, file descriptors and
-threads after every part. There is no comparison with new processes, since they would take the old processes' cores.
+With --processes K each stage has its own process. After every part, each process reports its memory, file descriptors
+and threads. There is no comparison with new processes, since they would take the old processes' cores.
 """
 
 import dataclasses

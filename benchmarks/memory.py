@@ -4,13 +4,13 @@
     .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
 
 The columns:
-- Predicted: weights, optimizer, statistics, stashes, old weights and messages of a stage at their most, from shapes and
-  the schedule alone (fdg_jax.engine.memory), as the training command prints it.
+- Predicted: the most bytes that weights, optimizer, statistics, stashes, old weights and messages of a stage take
+  together, from shapes and the schedule alone (fdg_jax.engine.memory). The training command prints the same number.
 - Live: the bytes of all arrays on the stage's device, each buffer counted once. It is the largest count in a run into
   the steady state; bytes are counted before every operation of the host loop and after every tick.
 - Stashes: the most that a stage keeps, by the schedule and as measured.
-- One stash: the bytes kept of a batch, as predicted, and as the compiled forward program reports them (unless the
-  method has stages of its own).
+- One stash: the bytes kept of a batch, as predicted, and as the compiled forward program reports them (not for methods
+  with their own stages).
 - Temporary: XLA's buffers within the largest of the stage's programs. XLA does not report the runtime's own memory,
   such as a convolution's scratch.
 

@@ -17,9 +17,9 @@ are two predictions:
     of messages      a message takes as long as it takes alone on this network, measured in each turn between the same
                      processes with the same copies. So this prediction includes the effect of TCP
 
---windows sets how much TCP may send without an acknowledgement: `large` (64 MiB; a window stays open while a connection
-is idle, and `reno` fills it) or this `system`'s setting. With latency, a system's usual windows are too small for the
-data that are on their way at full bandwidth, so they limit the speed.
+--windows sets how much TCP may send without an acknowledgement. `system` keeps this system's setting. With `large` the
+limit is 64 MiB, a window stays open while a connection is idle, and the algorithm is `reno`. With latency, a system's
+usual windows are too small for the data that are on their way at full bandwidth, so they limit the speed.
 
 Before training, a plain TCP connection measures each network: the round-trip time, and a stream of 16 MB. So the table
 shows that the stated latency and bandwidth are reached. The relay itself takes some of the cores' time, with priority

@@ -7,8 +7,9 @@
 The simulator runs a schedule on devices whose operations take given times. `--times measured` (default) measures every
 operation of every stage alone, in a process that trains this pipeline. The process is pinned to one core, so a device
 is a core. `--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary":
-0.0}, and `--times 50TFLOP/s` takes the blocks' FLOPs at that speed, twice for a backward pass. Images/s of K devices
-exclude the host, unless `--host-microseconds` gives the time of a dispatch. Memory is given for each device of a stage.
+0.0}. `--times 50TFLOP/s` divides the blocks' FLOPs by this speed; a backward pass has twice the FLOPs. Images/s of K
+devices exclude the host, unless `--host-microseconds` gives the time of a dispatch. Memory is given for each device of
+a stage.
 
 `--processes N` spreads the stages over N processes as the library does. Each process has its own host. `--link` is then
 the link between processes, and messages within a process take no time. "Links busy" is the share of time in which bytes

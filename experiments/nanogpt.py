@@ -1,8 +1,8 @@
 """nanoGPT's setting for a CPU: Tiny Shakespeare by characters, BP beside FDG and PipeDream at K = 4.
 
 Runs of one seed see the same tokens: nanoGPT's two files, in blocks that begin anywhere. No rate was tuned: all rows
-have nanoGPT's rate. nanoGPT's loss is the mean of 20 random batches of the validation file; ours is that of the whole
-file.
+have nanoGPT's rate. nanoGPT's loss is the mean of 20 random batches of the validation file; ours is the mean of the
+whole file.
 """
 
 import hashlib

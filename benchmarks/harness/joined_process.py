@@ -39,9 +39,9 @@ class Trainer(bench_worker.Trainer):
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and records every operation and message.
 
-        Returns: `ended` (each dispatch of this process, with the time when its end was seen), `counted` (its messages),
-            `predicted` (the messages of all processes, from their shapes), `late` (the delays in seconds with which a
-            watcher sees an end), processor seconds and the window's times.
+        Returns: `ended`, each dispatch of this process with the time when its end was seen; `counted`, its messages;
+            `predicted`, the messages of all processes, from their shapes; `late`, the delays in seconds with which a
+            watcher sees an end; processor seconds; and the window's times.
         """
         before = os.times()
         with message_counts.counting(self.engine) as counted, quick_threads():
@@ -57,8 +57,8 @@ class Trainer(bench_worker.Trainer):
         """Sends messages with the sizes of those in a tick, each `tries` times. Only one message is on its way at a
         time.
 
-        Returns: `messages`, for each kind [what, k, to, bytes, whether this process has "sent" it, it has "arrived"
-            here, or neither, the times in this process].
+        Returns: `messages`, for each kind [what, k, to, bytes, this process's role ("sent", "arrived" or neither), the
+            times in this process].
         """
         places, found = self.engine.problem.places, list[list[Any]]()
         kinds = {each[:3]: each.size for each in message_counts.predicted(self.engine)}

@@ -1,10 +1,9 @@
 """The time that each operation of a real pipeline takes by itself: the input of the simulator.
 
 The pipeline trains as usual, except that the host waits for each dispatch before the next. So F, B, U and a method's
-own operations are the same programs as in the run, with the same shapes, in the same process with the same threads. (A
-micro-batch is measured, not computed from a batch.) On several cores, each operation is measured twice. When it is
-"alone", it may use all cores. When it is "crowded", other threads keep the devices of other stages busy, one thread for
-each further core.
+own operations are the same programs as in a run. Shapes, process and threads are the same, too. (A micro-batch is
+measured, not computed from a batch.) On several cores, each operation is measured twice. When it is "alone", it may use
+all cores. When it is "crowded", other threads keep the devices of other stages busy, one thread for each further core.
 """
 
 import itertools

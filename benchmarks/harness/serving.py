@@ -1,10 +1,10 @@
 """The process of every side: it trains on request and measures its own time.
 
 The first argument is the side as a JSON object; its `worker` is the class that trains. The process answers once it is
-compiled and warm. Then it trains n batches for each line that it reads, and answers. The answer to {"run": n} is the
-time of the batches, to {"operations": n} the time of each operation, to {"memory": n} the live bytes afterwards, and to
-{"held": n} the bytes held between two operations. An answer is {} if the process cannot measure this. The process ends
-when its input ends.
+compiled and warm. Then it trains n batches for each line that it reads, and answers. {"run": n} asks for the time of
+the batches, {"operations": n} for the time of each operation, {"memory": n} for the live bytes afterwards, and {"held":
+n} for the bytes held between two operations. An answer is {} if the process cannot measure this. The process ends when
+its input ends.
 """
 
 import dataclasses

@@ -149,7 +149,7 @@ def compared(
         size: steps of a turn.
         host_only: whether only the host's time is counted, not the wait for the device.
 
-    Returns: the median milliseconds of each side, and the median ratio with the bounds of its middle half.
+    Returns: the median milliseconds of each side, and the median of the ratios with their quartiles.
     """
     import jax  # here, as the parents of measured processes do without it
 

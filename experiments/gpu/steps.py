@@ -206,8 +206,8 @@ def flags(at: Workplace) -> list[Line]:
 
 
 def captured(at: Workplace) -> str:
-    """The flags that capture a window, if the flag matrix has shown that they are faster in the precision of the rows;
-    else ""."""
+    """The flags that capture a window of batches; "" unless the flag matrix has shown that they are faster in the rows'
+    precision."""
     speeds = {line["side"]: line["ratio"] for line in at.folder.lines("flags") if "ratio" in line}
     name = {"tf32": "TF32"}.get(at.choices.precision, at.choices.precision)
     with_them, without = (speeds.get(f"tuned, {kind}{name}") for kind in ("captured, ", ""))

@@ -117,8 +117,8 @@ def printed(table: str) -> tuple[Cell, ...]:
 class Plan(NamedTuple):
     """A table of the paper.
 
-    notes: marks on a printed number, by (network, method, K, beta), or on a network, by (network,); the page of the
-        table says what each mark means.
+    notes: marks on a printed number, by (network, method, K, beta), or on a network, by (network,). The table's page
+        explains the marks.
     draws: draw(cells, epochs, lines, path), if it has a picture.
     """
 

@@ -5,9 +5,9 @@ With f(theta) = 1/2 theta' H theta and gradients g = H theta + noise the update 
     theta_k <- theta_k - gamma_t beta^(K-k) g_k of batch t-2(K-k),       nothing while t < 2(K-k),
 
 is linear. So theta at step t is the response to the start plus the responses to each batch's noise. The noise of
-different batches is uncorrelated, so the mean of any square is the sum of the squares of these responses. `follow`
-computes each response as a column. A sampled run is one column. An exact expectation has a column for the start, and a
-column for each direction of each batch's noise. Index t counts batches from 0 (the time of Eq. 12).
+different batches is uncorrelated, so the expectation of any squared quantity is the sum of its squared responses.
+`follow` computes each response as a column. A sampled run is one column. An exact expectation has a column for the
+start, and a column for each direction of each batch's noise. Index t counts batches from 0 (the time of Eq. 12).
 """
 
 from collections.abc import Sequence

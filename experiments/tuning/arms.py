@@ -1,9 +1,9 @@
 """An arm of a comparison, its tuning grid, and its final runs, whose options come from the results of tuning.
 
-Every arm of a table has the same number of tuning runs: the same multiples of its optimizer's usual learning rate, each
-with the same number of settings of the arm's own options. The choice is the run with the lowest error on the held-out
-examples. If several runs have this error, the first in the grid is chosen. An arm with unfinished tuning has no choice,
-so it has no final runs yet.
+Every arm of a table has the same number of tuning runs. They have the same multiples of its optimizer's usual learning
+rate, each with the same number of settings of the arm's own options. The choice is the run with the lowest error on the
+held-out examples. If several runs have this error, the first in the grid is chosen. An arm with unfinished tuning has
+no choice, so it has no final runs yet.
 """
 
 import math

@@ -149,7 +149,7 @@ def heading(name: str, dtype: Any, shape: Sequence[int]) -> bytes:
 def parameters_sha256(stages: Sequence[Any]) -> str:
     """The sha256 over the bytes of all parameters, sorted by (key path, k).
 
-    If the names of all stages' parameters differ, as in a network that was cut into stages, the order is that of the
+    If all stages' parameters have different names, as in a network that was cut into stages, the order is that of the
     whole network and does not depend on K.
 
     Arguments:

@@ -222,7 +222,7 @@ def from_stored(array: np.ndarray, dtype: str) -> Any:
 
 
 def text(name: str, value: Any) -> str:
-    """An entry of the header as it is written. Raises BadInput if no entry can have this name or value."""
+    """An entry of the header as it is written. Raises BadInput if the name or the value is impossible."""
     if name in OWN:
         raise BadInput(f"the header's entry {name!r} is written by this library. Choose another name.")
     try:

@@ -264,8 +264,8 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
         places: the stages' places. A stage with more devices gets more work; `measured` measures on the first place.
 
     Raises:
-        BadInput: a block cannot take the output of the block before it, or `asked` is "measured" and the stages lie in
-            several processes, each of which would measure different times.
+        BadInput: a block cannot take the output of the block before it; or `asked` is "measured" and the stages lie in
+            several processes, which would measure different times.
     """
     if K == 1 or asked not in ("measured", "balanced"):
         return first_cut(asked, K, blocks)

@@ -100,8 +100,8 @@ class Dense(nn.Module):
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [..., c] times kernel [c, features], in x's dtype.
 
-    All leading axes are first merged into one. Otherwise the derivative with respect to the matrix would be transposed,
-    and XLA on a CPU would copy dy for it, which takes longer than the product. The results are equal bit for bit.
+    All leading axes are first merged into one. Otherwise the gradient of the kernel would need a transposed dy. XLA on
+    a CPU would copy dy, which takes longer than the product. The results are equal bit for bit.
     `benchmarks/block_cost.py` measures what this gains.
     """
     rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)

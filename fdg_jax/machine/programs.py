@@ -113,8 +113,8 @@ def reductions_can_be_wrong() -> bool:
 
 
 def chosen_here() -> bool:
-    """Whether this module chooses a program's options. It does if the user's XLA_FLAGS do not have the flag and XLA
-    knows the flag."""
+    """Whether this module chooses a program's options: if XLA knows the flag, and the user's XLA_FLAGS do not have
+    it."""
     return FLAG not in os.environ.get("XLA_FLAGS", "") and flag_is_known()
 
 

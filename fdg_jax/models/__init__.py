@@ -160,8 +160,8 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
     [b, classes] or [b, length, classes].
 
     Raises:
-        BadInput: there is no such model (the message names similar ones), it has no such option, or its file makes
-            something else than a list of Flax modules.
+        BadInput: there is no such model (the message names similar ones), it has no such option, or its file does not
+            make a list of Flax modules.
     """
     import flax.linen as nn
 

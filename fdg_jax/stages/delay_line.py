@@ -1,7 +1,7 @@
 """The whole pipeline on one device, at the speed of BP.
 
-Count by batches instead of ticks: when batch b passes stage k, the stage's weights contain exactly the gradients of the
-batches up to b-1-D, where D is the stage's entry in the schedule's `delays`. So a pipeline with stashed weights equals
+Count batches instead of ticks. When batch b passes stage k, the stage's weights contain exactly the gradients of the
+batches up to b-1-D. Here D is the stage's entry in the schedule's `delays`. So a pipeline with stashed weights equals
 BP on each batch with a delay line of length D between each stage's gradients and its optimizer. This holds for FDG and
 for every method whose gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
 

@@ -1,7 +1,7 @@
 """Packs a tree of many small arrays into a few arrays, between the programs that take and return it.
 
-A dispatch costs the host more if its program takes and returns more arrays (`python -m benchmarks.host_cost`), and
-every layer of a network has some. So a stage's programs take all small arrays of one dtype as one array. A program
+Every array that a program takes or returns adds to the cost of a dispatch (`python -m benchmarks.host_cost`), and every
+layer of a network has some arrays. So a stage's programs take all small arrays of one dtype as one array. A program
 splits this array at its beginning and joins the parts at its end. Both copy data on the device. Large arrays stay
 separate.
 """

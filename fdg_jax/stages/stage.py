@@ -58,15 +58,16 @@ class Stage(Checkpointed):
             the newest weights and the old activations, as in the authors' code.
         accumulate: backward passes per update.
         mean: whether the gradients of these passes are averaged instead of summed.
-        delay: how many backward passes a gradient waits before its use. It is 0 in a pipeline, where the schedule
-            itself delays gradients, and the schedule's `delays` where one device computes all stages (the delay line).
+        delay: how many backward passes a gradient waits before its use. In a pipeline it is 0, since the schedule
+            itself delays gradients. If one device computes all stages (the delay line), it is the stage's entry in the
+            schedule's `delays`.
 
     Raises:
         BadInput: the method cannot train such a stage.
 
     A method's subclass may set these:
-        backward_at_other_weights: if the backward pass never uses the weights of the forward pass, the option that
-            causes this, as messages name it ("method=fa"); else "".
+        backward_at_other_weights: the option that keeps the backward pass from using the weights of the forward pass,
+            as messages name it ("method=fa"); "" if there is none.
         cotangent_down: whether its stages send cotangents to the stage below.
         keeps: what a stage keeps of a batch, as {its name in a checkpoint: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.

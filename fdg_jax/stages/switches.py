@@ -30,7 +30,7 @@ FROZEN = (
 
 
 class Switch(NamedTuple):
-    """A switch of a part of a module, in one call of that part.
+    """The switch of one part of a module, as a single call of the part sets it.
 
     name, value: of the argument or the field.
     argument: whether it is an argument; otherwise it is a field.

@@ -1,5 +1,5 @@
-"""A run from its checked options to its end: `prepare` builds the job, `begin` restores the newest checkpoint, `train`
-trains, and ENDINGS has the exit code and the message for each way in which a training can end."""
+"""A run from its checked options to its end. `prepare` builds the job, `begin` restores the newest checkpoint, and
+`train` trains. ENDINGS has an exit code and a message for each way in which a training can end."""
 
 import dataclasses
 import math

@@ -121,8 +121,8 @@ class Trained:
     options: the run's options; for an exported file, the options in the file.
     inputs: what the network takes.
     cuts: the first blocks of the run's stages 2..K.
-    about: facts on the weights: step (the batches after which they were taken), drained (whether the batches in flight
-        had been used), parameters_sha256, data (the fingerprint of the data set).
+    about: facts on the weights: `step` (the batches after which they were taken), `drained` (whether the batches in
+        flight had been used), `parameters_sha256`, and `data` (the fingerprint of the data set).
     """
 
     def __init__(self, options: Config, inputs: Inputs, variables: Variables, about: Mapping[str, Any]):

@@ -19,7 +19,7 @@ PEAKS = {
 
 
 def measured(job: Job, rate: float | None) -> dict[str, Any]:
-    """The entries of summary.json on a training on tokens; {} where the model has no formula.
+    """The entries of summary.json on MFU, for a training on tokens; {} if the model has no formula for FLOPs.
 
     rate: tokens a second.
 

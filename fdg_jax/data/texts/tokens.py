@@ -1,10 +1,10 @@
 """Files of tokens that somebody has made before: `--tokens train.bin --validation val.bin`.
 
-A file is raw numbers, as nanoGPT's prepare.py writes them, or a shard of llm.c and modded-nanogpt: 256 int32 (magic,
-version, number of tokens, then zeros), and the tokens. Several files are one text. They stay where they are and are
-read block by block, so memory does not grow with them. They are read once at the beginning, for their hash and largest
-token. In their folder two more files are opened: `tokenizer.json`, for its hash, and `encoded.json`, for the number of
-bytes that were encoded.
+A file has raw numbers, as nanoGPT's prepare.py writes them, or is a shard of llm.c and modded-nanogpt. A shard has a
+header of 256 int32 (magic, version, number of tokens, then zeros), then the tokens. Several files are one text. They
+stay where they are and are read block by block, so memory does not grow with them. They are read once at the beginning,
+for their hash and largest token. In their folder two more files are opened: `tokenizer.json`, for its hash, and
+`encoded.json`, for the number of bytes that were encoded.
 """
 
 from __future__ import annotations
