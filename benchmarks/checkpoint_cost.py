@@ -5,8 +5,8 @@
 One process trains like the training command, on synthetic images. It saves like the training loop: it takes a snapshot,
 which a thread writes. The sides take turns, one window of an epoch each. Checkpoints are made in the middle of their
 interval, so that training goes on while they are written, as in a run. A window ends when everything is computed and
-written, so no cost falls into the next window. On the side without flushing, fsync does nothing in this package;
-tensorstore still calls its own. The training command has no such setting, as a power cut could then lose every
+written, so no cost falls into the next window. On the side without flushing, this package's fsync does nothing, but
+tensorstore still flushes its files. The training command has no such setting, as a power cut could then lose every
 checkpoint.
 """
 

@@ -134,8 +134,8 @@ class Small:
         """Median microseconds of the dispatches of stage k's B, U and F, as three programs and as one program.
 
         They are the bare calls, without the stage's work around them. The single program gets the same closure every
-        time. The closures that it returns come from its own tracing and have another type, so it would be compiled
-        again for them.
+        time. The program would be compiled again for the closures that it returns, since these come from another
+        tracing and have another type.
         """
         found = {}
         for k, stage in self.engine.stages.items():

@@ -1,4 +1,4 @@
-"""Compares the images per second of the ImageNet loader with those that a network trains on the same cores.
+"""Compares the ImageNet loader's images per second with the images per second that a network trains on the same cores.
 
     .venv/bin/python -m benchmarks.loader --model resnet101_imagenet --workers 0 1 2
 

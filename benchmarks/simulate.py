@@ -13,7 +13,7 @@ a stage.
 
 `--processes N` spreads the stages over N processes as the library does. Each process has its own host. `--link` is then
 the link between processes, and messages within a process take no time. "Links busy" is the share of time in which bytes
-travel from one stage to another; latency occupies no link. "Lost to links" is the percentage by which links lower the
+travel from one stage to another; latency does not count. "Lost to links" is the percentage by which links lower the
 images/s. It is 0% where computing hides all transfers.
 
 `--validate` tests the simulator on this machine. Every method has a process pinned to as many cores as stages. The

@@ -103,7 +103,8 @@ def one_update_ahead(stage, before):
 
 
 def operations(t, K, batches):
-    """The operations of tick t = 1, 2, ...: (what, stage k, batch), in the order in which a stage does its own.
+    """The operations of tick t = 1, 2, ...: (what, stage k, batch), in the order in which each stage does its
+    operations.
 
     Batch b enters stage 1 at tick b and reaches stage k at tick b+k-1. Stage K goes backward on it at once. Its
     gradient is back at stage k at tick b+2K-k-1, which is 2(K-k) ticks after stage k went forward on batch b.

@@ -65,9 +65,9 @@ def of_stages(
 
 
 class Joined(Ranks):
-    """The stages of a side in processes that have joined: one process per stage, each pinned to a core of its own. With
-    HOSTS and COORDINATOR, the processes are on these hosts (benchmarks.harness.hosts), each with its own network.
-    Otherwise all are on this host."""
+    """The stages of a side in processes that have joined: one process per stage, each pinned to a core of its own. If
+    the variables HOSTS and COORDINATOR are set, the processes are on other hosts (benchmarks.harness.hosts). Otherwise
+    all are on this host."""
 
     def __init__(self, side: side_specs.Side):
         hosts = json.loads(os.environ.get(HOSTS, "[]"))

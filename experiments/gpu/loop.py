@@ -48,7 +48,8 @@ class TimeIsUp(Exception):
 
 class Clock(Signals):
     """A context for the time limit and signals. Inside `interruptible`, the end of the time raises TimeIsUp and a
-    signal raises Stopped, wherever the main thread is. Outside of it, they only set the flags `over` and `number`.
+    signal raises Stopped, wherever the main thread is. Outside of `interruptible`, both only set flags: `over` and
+    `number`.
     seconds: the limit of the whole call, from now on."""
 
     def __init__(self, seconds: float):

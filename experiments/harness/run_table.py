@@ -60,7 +60,7 @@ class Table(NamedTuple):
     then(lines): further runs, whose options follow from the lines of `runs`, such as runs with the tuned options.
     diverging: whether a diverged run is a result, too. The line of such a run has `diverged` and no error.
     prepare(): makes files that the runs need besides --data-dir, at paths in their options.
-    measure(run): the result line of a run that is not a training by the command; such a run has no directory.
+    measure(run): makes the result line of a run without the training command; such a run has no directory.
     """
 
     name: str

@@ -47,9 +47,9 @@ def limit(
     m: float, tau: int, correct: str, options: dict[str, Any], points: int = 2000, steps: int = STEPS, low: float = 0.01
 ) -> float:
     """The limit: the middle between the smallest unstable curvature and the next smaller curvature. There are `points`
-    curvatures between `low` and 2,000 `low`, times 1 - m. A curvature is unstable if its weight has not shrunk: if the
-    largest modulus in the last WINDOW updates is not below that in the WINDOW updates at half of the run. If no
-    curvature is unstable, higher curvatures are tried.
+    curvatures between `low` and 2,000 `low`, times 1 - m. A curvature is unstable if its weight does not shrink. The
+    weight's largest modulus in the last WINDOW updates is compared with that in the WINDOW updates at half of the run.
+    If no curvature is unstable, higher curvatures are tried.
 
     Raises: AssertionError if the measured staleness is not τ, or if the limit is below all curvatures.
     """

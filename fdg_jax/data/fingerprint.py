@@ -31,8 +31,9 @@ def of(dataset: Source) -> Fingerprint:
 
     Returns: {"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}. images: the
     number of examples. labels: a hash of the labels in order (for files, also of the names). content: a hash of the
-    pixels (for files, of the sizes and of a sample's bytes). A text also has {"unit": "tokens"}, and "tokenizer", the
-    hash of its tokenizer, if there is one. The content of a text is the hash of all its bytes, and its labels are None.
+    pixels (for files, of the files' sizes and the bytes of a sample). A text also has {"unit": "tokens"}, and
+    "tokenizer", the hash of its tokenizer, if there is one. The content of a text is the hash of all its bytes, and its
+    labels are None.
 
     Raises:
         Damaged: an image file cannot be read.

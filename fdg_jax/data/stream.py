@@ -136,8 +136,8 @@ class Loader:
         batches: what to iterate over.
         start: the number of the first batch.
         workers: number of processes; 0 decodes in threads of this process. None: the value of FDG_JAX_LOADER_WORKERS.
-            Without it, one less than the number of cores, but at most 16, and at most as many as fit into the shared
-            memory.
+            Without this variable, one less than the number of cores, at most 16, and at most as many as fit into the
+            shared memory.
     """
 
     def __init__(self, batches: TrainBatches | TestBatches, start: int = 0, workers: int | None = None):

@@ -13,7 +13,7 @@ initialisation.
 
 Convolutions, batch norms and rectifiers have a hand-written backward pass, so they support reverse mode only. Weights
 that their residuals contain are the arguments themselves, so that an engine can put other weights into a stashed VJP
-closure. `benchmarks/block_cost.py` measures what each of these faster forms gains over JAX's plain form. It also has
+closure. `benchmarks/block_cost.py` measures how much faster each of these forms is than JAX's plain form. It also has
 the plain forms, and lists forms that were tried and dropped:
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost

@@ -5,8 +5,8 @@ the reference implementations (Flax's "SAME" pads a stride-2 convolution on one 
 float32.
 
 `conv` has a hand-written backward pass, so it supports reverse mode only. On devices other than CPUs, `conv` uses XLA's
-own convolutions only. `benchmarks/block_cost.py` measures what each faster form gains. The faster forms are made for
-devices of one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option
+own convolutions only. `benchmarks/block_cost.py` measures how much each faster form gains. The faster forms are made
+for devices of one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option
 `layers=plain` of `benchmarks.images_per_second` turns them off. `jax.vmap` over kernels packs narrow layers
 (fdg_jax.layers.packed).
 """

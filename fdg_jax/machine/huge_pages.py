@@ -1,8 +1,8 @@
 """Restarts the command once with huge pages and a glibc that keeps freed memory, which speeds up training on a CPU.
 
-XLA's temporary arrays on a CPU are so large that glibc maps them again, page by page, at every step. glibc reads its
-settings (tunables) before a process starts, so they can only be set by a restart. The restarted command has the same
-process number, terminal and signals. FDG_JAX_HUGE_PAGES=0 turns this off.
+XLA's temporary arrays on a CPU are large, so glibc maps their memory again, page by page, at every step. glibc reads
+its settings (tunables) before a process starts, so they can only be set by a restart. The restarted command has the
+same process number, terminal and signals. FDG_JAX_HUGE_PAGES=0 turns this off.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """JAX's settings that change a run's results. They are recorded, reported if unusual, and checked on resuming.
 
-The settings come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), so a run would not show them by itself. The
-list was found by training with each setting of JAX changed and comparing the final hashes. Settings that this version
-of JAX does not have are ignored.
+The settings come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), so the command line of a run does not show
+them. The list was found by training with each setting of JAX changed and comparing the final hashes. Settings that this
+version of JAX does not have are ignored.
 """
 
 import enum

@@ -85,7 +85,7 @@ class Signals:
 
 
 def long_wait() -> contextlib.AbstractContextManager[None]:
-    """The context `at_once` of the current `Signals`; without one, a context that does nothing."""
+    """The context `at_once` of the current `Signals`; a context that does nothing if there is no current `Signals`."""
     return Signals.current.at_once() if Signals.current else contextlib.nullcontext()
 
 

@@ -5,8 +5,8 @@ has no inverted residuals, so it is version 1. With the 200 classes of Tiny-Imag
 fits the paper's "MobileNet v2 (3.40M)" better than version 2 does, which has 2,480,072 with 200 classes and 3,504,872
 with 1000. It is not known which version the paper trained, so both are offered, each under its own name.
 
-Deviation: the released code ends in 2 x 2 average pooling. This covers the whole feature map of a 32 x 32 image only;
-for the 64 x 64 pixels of Tiny-ImageNet the result would be four times too large for the linear layer. Here the pooling
+Deviation: the released code ends in 2 x 2 average pooling. For 32 x 32 images this covers the whole feature map. For
+the 64 x 64 pixels of Tiny-ImageNet, the linear layer would get four times too many numbers. Here the pooling
 is global.
 Block numbers: 0 stem, 1..13 separable convolutions, 14 head.
 """

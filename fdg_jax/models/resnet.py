@@ -2,8 +2,8 @@
 
 The layers have 64, 128, 256 and 512 channels, and all but the first begin with stride 2. ResNet-18 has basic blocks,
 ResNet-101 has bottlenecks, whose output is four times as wide. A bottleneck's stride is in its 3 x 3 convolution
-(PyTorch's form, "v1.5"; He et al. have it in the first 1 x 1). If the shape changes, the shortcut is a 1 x 1
-convolution with batch norm. Strides and shortcuts are as in the authors' released code.
+(PyTorch's form, "v1.5"; in He et al. it is in the first 1 x 1 convolution). If the shape changes, the shortcut is a 1 x
+1 convolution with batch norm. Strides and shortcuts are as in the authors' released code.
 
 `resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling. The authors' code has this form only; the paper trains
 it on CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The

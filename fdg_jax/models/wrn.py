@@ -1,7 +1,7 @@
 """Wide residual networks WRN-d-k (Zagoruyko and Komodakis 2016): few, wide, pre-activation residual blocks.
 
 d = 6n + 4 layers; three layers of n blocks with 16k, 32k and 64k channels. If the shape changes, the shortcut is a 1 x
-1 convolution of the activated input. There is no dropout, as the paper does not mention any. The table has the models
+1 convolution of the activated input. There is no dropout, since the paper does not mention it. The table has the models
 that the paper and the benchmarks use; `wrn<d>_<k>` gives any depth and width. The network of this name in the FDG
 authors' released code differs; it is in fdg_jax.models.wrn_fdg. Block numbers: 0 stem, 1..n first layer, n+1..2n
 second, 2n+1..3n third, 3n+1 head (norm and relu first).

@@ -68,8 +68,8 @@ def option(
         metavar: the placeholder of a value in --help; "" for the name of its type.
         inside: the interval of allowed numbers, such as "[1, inf)" or "(0, 1]"; "" for any.
         use: the advice for a number outside `inside`, such as "1 for no shrinking"; "" for the default.
-        group, shown, free: for the library's own options (fdg_jax.config): the group in --help, the default in words,
-            and whether a resumed run may change the option.
+        group, shown, free: only for the library's own options (fdg_jax.config). They are the group in --help, the
+            default in words, and whether a resumed run may change the option.
 
     Returns: a dataclass field.
     """

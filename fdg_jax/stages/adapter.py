@@ -53,8 +53,8 @@ def stage(
 
     Arguments:
         module: a linen module, or what `fdg_jax.from_nnx` takes.
-        switch: a switch of another name, with its value in training, such as {"testing": False}; or the name of a
-            switch, such as "train". That switch is then set even if the module was made with a value for it.
+        switch: a switch of another name, with its value in training, such as {"testing": False}. Or the name of a
+            switch, such as "train", which is then set even if the module was made with a value for it.
         inputs: the entries of the message (a dictionary) that the module takes: one name; several names, in the order
             of its arguments; or {argument: name}. By default the module takes the whole message.
         output: the name of the module's output in the message to the next stage. With `carry`, it is by default the
@@ -63,8 +63,8 @@ def stage(
         aux: for a module that returns (y, aux). "loss" adds the sum of aux to the loss. A number is the weight of this
             sum. "metric" reports aux in `Metrics.metrics`: a number as "aux", a dictionary of numbers under its keys.
             "drop" discards aux.
-        rngs: names of random streams that the module draws from only if `has_rng` finds them; or {argument: stream} for
-            arguments of its call that take a key. In evaluation these streams do not exist, and these arguments are
+        rngs: names of random streams that the module draws from only if `has_rng` finds them. Or {argument: stream},
+            for arguments of its call that take a key. In evaluation these streams do not exist, and these arguments are
             None.
 
     Returns: a linen module with `__call__(x, train)`.

@@ -40,9 +40,9 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     dropped.
 
     Arguments:
-        make: the module's class, or a function that makes it; it gets args, kwargs and `rngs`, an `nnx.Rngs`, so that
-            the initial weights depend on the key of `Pipeline.init`. Or an existing module, whose weights become the
-            initial weights.
+        make: the module's class, or a function that makes the module. It is called with args, kwargs and `rngs`, an
+            `nnx.Rngs`, so that the initial weights depend on the key of `Pipeline.init`. Or an existing module, whose
+            weights become the initial weights.
         args, kwargs: the arguments of `make`.
 
     Returns: a linen module with `__call__(x, train)`.
@@ -264,7 +264,7 @@ def raw(leaf: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the same array objects, so that the variable that holds them was not set."""
+    """Whether two values are the same array objects. If they are, the variable was not set in between."""
     one, other = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(one) == len(other) and all(x is y for x, y in zip(one, other, strict=True))
 

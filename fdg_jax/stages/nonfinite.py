@@ -2,8 +2,8 @@
 
 A batch that spoils a gradient often spoils the running statistics, too, and no later update would mend them. So a guard
 refuses new statistics as well. After a refused update the weights, the moments and their counts are unchanged. The
-counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning rate of its batch, as
-in the log.
+counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning rate that the log
+shows for its batch.
 """
 
 from collections.abc import Callable

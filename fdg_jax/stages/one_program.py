@@ -17,7 +17,7 @@ Tree = Any
 class OneProgramStage(Stage):
     """An ordinary stage with K = 1 that updates its weights by every batch. Its states are those of `Stage`.
 
-    done: the results of a batch's update, between F and B of the batch: new weights, new optimizer state, and what is
+    done: the results of the newest update, kept between F and B of a batch: weights, optimizer state, and what is
         reported.
     """
 

@@ -234,8 +234,8 @@ def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> N
     BadInput is raised. Otherwise they only cost memory, so copies of matrices, such as weights cast to another dtype,
     cause a warning. A copy has the size of a kernel and does not grow with the batch. With current weights, vectors
     made of weights alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv)
-    keep no such arrays. Layers that multiply by a vector of weights, such as flax.linen's norms with a scale, keep one:
-    JAX keeps the vector in the shape of the product.
+    keep no such arrays. Layers that multiply by a vector of weights, such as flax.linen's norms with a scale, keep such
+    an array: JAX keeps the vector, broadcast to the shape of the product.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.params) if leaf.ndim > 1}
     copies = [kept.ndim > 1 and kept.size in kernels for kept in seen.kept]

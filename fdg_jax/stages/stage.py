@@ -183,7 +183,7 @@ class Stage(Checkpointed):
         Arguments:
             kind: "F", "B", or a kind of the method's own.
             batch: the batch's number, from 1.
-            messages: what the operation reads, by name: "x", "labels", "dy".
+            messages: the messages that the operation reads, by name: "x", "labels", "dy".
 
         Returns: the messages that the operation sends, by name.
 
@@ -209,7 +209,7 @@ class Stage(Checkpointed):
         return {"dy": dx}
 
     def forward_params(self) -> Tree:
-        """The weights for a forward pass: the newest ones, or what a correction makes of them."""
+        """The weights for a forward pass: the newest weights, or the weights that a correction predicts from them."""
         if self._ahead is None:
             return self.state.params
         if self.ahead is None:  # once per update, so that all stashes of a weight version share them
@@ -305,12 +305,12 @@ class Stage(Checkpointed):
         return self._evaluated(state.params, state.opt_state) if self._elsewhere else state.params
 
     def variables(self) -> dict[str, Tree]:
-        """The network's Flax variables {"params": ..., "batch_stats": ...}, without what the method adds."""
+        """The network's Flax variables {"params": ..., "batch_stats": ...}, without the method's additions."""
         layout, state = self.layout, self.state
         return flax_variables(layout.params.unpack_now(self.evaluated_params()), layout.extra.unpack_now(state.extra))
 
     def own_trees(self, variables: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """The inverse of `variables`: (params, extra) as the stage has them, with what the method adds."""
+        """The inverse of `variables`: (params, extra) as the stage has them, including the method's additions."""
         params, extra = split_variables(variables)
         return params, {**self.layout.extra.unpack_now(self.state.extra), **extra}
 

@@ -186,7 +186,7 @@ def evaluated(params: Tree, opt_state: Tree) -> Tree:
     """The weights for evaluation, export and files. It can be traced.
 
     A schedule-free optimizer takes gradients at a point y between an average x and its own iterate z. The weights of a
-    stage are y; the weights for evaluation are x. With any other optimizer, both are the same weights.
+    stage are y; the weights for evaluation are x. With any other optimizer, x and y are the same.
 
     Arguments:
         params: the weights of the stage.

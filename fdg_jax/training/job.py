@@ -126,8 +126,8 @@ class Job(NamedTuple):
 
     @property
     def of_recipe(self) -> tuple[str, ...]:
-        """The options of model, data and recipe in which similar runs may differ: the model's own options, and options
-        of the optimizer and the learning rate that are not at the paper's values."""
+        """The options of model, data and recipe in which similar runs may differ. They are the model's own options, and
+        the options of optimizer and learning rate that do not have the paper's values."""
         o = self.options
         found = [*models.declared(o.model), *(("block_size",) if self.dataset.unit == "tokens" else ())]
         found += [name for name in ("blocks", "final_rate") if getattr(o, name) != FIELDS[name].default]

@@ -61,8 +61,8 @@ class NonFinitePolicy:
         self.warnings = 0
 
     def handle_metrics(self, metrics: Metrics) -> None:
-        """Handles a batch whose loss is not finite, or whose metrics report a refused update: warns with the policy
-        skip, else raises Diverged."""
+        """Handles a batch whose loss is not finite, or whose metrics report a refused update. The policy skip warns;
+        the others raise Diverged."""
         self.warnings += 1
         if self.skips and self.warnings > MOST_WARNINGS:
             return
@@ -204,8 +204,8 @@ def about_job(job: Job) -> dict[str, Any]:
 class Watchdog:
     """A context in which operations that do not finish are reported. It never stops a run and never waits.
 
-    A thread regularly looks at the unfinished operations (fdg_jax.engine.unfinished). If the oldest one stays the same
-    for long, it is reported on stderr and in `stalls.jsonl`. Usually all other stages wait for this operation. A
+    A thread regularly looks at the unfinished operations (fdg_jax.engine.unfinished). If the oldest operation stays the
+    same for long, it is reported on stderr and in `stalls.jsonl`. Usually all other stages wait for this operation. A
     person decides what to do about it.
 
     Arguments:

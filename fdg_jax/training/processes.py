@@ -107,8 +107,8 @@ class Peers(Processes):
         self.from_zero(check)
 
     def on_one_core(self) -> bool | None:
-        """Whether process 0 may use one core only; all processes then act alike, as the last bits depend on it. None
-        for a single process."""
+        """Whether process 0 may use one core only. All processes then act as on one core, since the last bits depend on
+        it. None for a single process."""
         return None if self.processes == 1 else self.from_zero(lambda: facts.usable_cores() == 1)
 
     def agree(self, **facts: Any) -> Mapping[str, Any]:
@@ -250,8 +250,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
             line.
 
     Raises:
-        BadInput: the processes cannot be joined, or were started differently. Silent: one of them does not join in
-            time.
+        BadInput: the processes cannot be joined, or were started differently. Silent: a process does not join in time.
     """
     if not joining.wanted:
         return Peers()
@@ -325,7 +324,7 @@ def check_shared(path: Path, peers: Peers) -> None:
 
 def leave(code: int) -> None:
     """Ends this process at once, since JAX's own shutdown waits long for lost processes. If all processes end together,
-    it first waits for the others, some of which would otherwise report that the coordinator has failed."""
+    it first waits for the others. Otherwise some would report that the coordinator has failed."""
     if current:
         ending = Thread(target=take_leave, args=(current[0],), daemon=True)
         ending.start()
