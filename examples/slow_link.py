@@ -38,7 +38,7 @@ def slow_link(K, link_ticks=1):
             ops += reversed(pair) if k == K else pair
         return existing_ops(ops, last)  # leaves out batches that do not exist while the pipeline fills and empties
 
-    delays = tuple(2 * (K - k) * hop - 1 if k < K else 0 for k in range(1, K + 1))  # gradients a forward pass lacks
+    delays = tuple(2 * (K - k) * hop - 1 if k < K else 0 for k in range(1, K + 1))  # gradients not used yet
     ticks = lambda batches: batches + 2 * (K - 1) * hop if batches else 0  # noqa: E731
     return Schedule("slow_link", K, tick, delays, ticks, chain(K))  # chain: x goes up and dy down, as in BP
 

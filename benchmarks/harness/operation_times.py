@@ -169,7 +169,7 @@ def measure(
 
         def crowded(k: int, batch: int) -> Any:
             busy = [programs[j] for j in programs if j != k][:others]
-            # It competes with their forward and backward passes in turn.
+            # The timed operation competes with their forward and backward passes in turn.
             return crowd([[*each[batch % 2 :], *each[: batch % 2]] for each in busy])
 
         alone = times(Clock(engine))

@@ -16,7 +16,7 @@ SHORT, MIDDLE, LONG = 5, 20, 80  # epochs
 # Percentage points.
 GAIN = 0.5  # if shrinking surely gains less, it does not help; the paper's gains at K = 4 are 0.69 and 2.08
 LEVEL = 0.75  # the largest error above BP's that still counts as level
-FAR = 5.0  # the least harm of training only the last stage
+FAR = 5.0  # training only the last stage must be worse by at least this
 
 CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
 REPAIRS, BOTH, NO_REPAIR = "repairs staleness", "repairs staleness, and gains without it too", "no repair of staleness"

@@ -96,7 +96,7 @@ def plan(
     check_engine(engine, weights, found)
     again, other = recomputing(remat, K), found.other_weights(schedule, weights)
     for k in sorted(again):
-        if other[k - 1]:  # that would be the method FR
+        if other[k - 1]:  # recomputing there would be the method FR
             raise BadInput(
                 f"remat cannot compute the activations of stage k={k} again: with {other[k - 1]} its backward pass has "
                 "other weights than its forward pass. Leave one of the two out."

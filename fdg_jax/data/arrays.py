@@ -127,7 +127,7 @@ def fingerprint(directory: Path, expected: Expected, paths: Iterable[Path] | Non
 
 def training_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, standard deviation) of each channel of [N, H, W, C], scaled to 0..1, to four places."""
-    # From how often each of the 256 values occurs: exact, and so the same on every machine.
+    # Computed from the counts of the 256 values, which are exact, so the result is the same on every machine.
     counts = np.zeros((images.shape[3], 256), np.int64)
     for start in range(0, len(images), 1000):
         for c, count in enumerate(counts):

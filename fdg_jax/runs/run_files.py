@@ -199,7 +199,7 @@ def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[s
 
 def version(library: str) -> str | None:
     """The version of a library; None if it is not installed."""
-    try:  # this package imports this room
+    try:  # fdg_jax imports this module, so it is not imported here
         return sys.modules["fdg_jax"].__version__ if library == "fdg_jax" else metadata.version(library)
     except metadata.PackageNotFoundError:
         return None

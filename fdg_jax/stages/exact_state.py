@@ -76,7 +76,7 @@ class Checkpointed:
         here.
         """
         of_params = self.layout.params
-        # The next update donates these.
+        # The next update donates these, so they are copied.
         opt_state, own, summed = self._copy((self.state.opt_state, self.state.own, self.sum))
         line = [grads for grads, *_ in self.line]
         if self.accumulate > 1:  # the next addition donates its first argument

@@ -108,7 +108,7 @@ class Stage(Checkpointed):
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
-        self.ahead: Tree = None  # what a correction makes of the newest weights for forward passes
+        self.ahead: Tree = None  # the weights that a correction predicts for forward passes
         # With a guard: the number of the first refused update so far. It is a copy, because the one in `state` is
         # donated.
         self.bad: Any = np.int32(0) if guard else None

@@ -113,7 +113,7 @@ class TracedModule(NamedTuple):
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
 
-    @programs.jit  # one dispatch instead of one an initialiser, and no example has to be computed for stage k
+    @programs.jit  # one dispatch instead of one per initialiser; and stage k needs no computed example
     def init(key, x):
         with naming():
             return unfreeze(init_variables(module, key, compute.precision.example(x)))
@@ -182,7 +182,7 @@ def of_call(equation: Any, taken: list[int]) -> list[int]:
         return [reduce(or_, found, taken[0]) for found in zip(*branches, strict=True)]
     if name == "scan":
         begin, end = params["num_consts"], params["num_consts"] + params["num_carry"]
-        while True:  # until another step changes nothing in what is carried from step to step
+        while True:  # until another step adds no dependence
             found = dependences(params["jaxpr"].jaxpr, taken)
             carried = [a | b for a, b in zip(taken[begin:end], found[: end - begin], strict=True)]
             if carried == taken[begin:end]:

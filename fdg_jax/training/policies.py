@@ -132,7 +132,7 @@ class Saving:
         """Begins to write a checkpoint, unless the newest checkpoint is of this step. Some losses in the checkpoint may
         still be unfinished. best: the checkpoint is kept until there is a better one."""
         self.last_save_attempt = self.record.step
-        self.check()  # one at a time
+        self.check()  # checkpoints are written one at a time
         if self.drained:
             return
         if self.job.peers.from_zero(self.is_current):
