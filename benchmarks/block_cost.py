@@ -129,7 +129,7 @@ def each_block(model: str, batch_size: int) -> dict[str, Row]:
 
 
 def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]:
-    """The least seconds (forward, backward) of each row over the rounds. Rows take turns."""
+    """The seconds (forward, backward) of each row's fastest round. Rows take turns."""
     best = {row: (float("inf"), float("inf")) for row in rows.values()}
     for _ in range(rounds):
         for row, (forward, backward) in best.items():

@@ -134,7 +134,8 @@ def parser() -> report.Parser:
 
 
 def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
-    """The requested sides that can run here; `given.missing` gets a sentence on each other side. Raises BadInput."""
+    """The requested sides that can run here; `given.missing` gets a sentence on each side that cannot. Raises
+    BadInput."""
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
     common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
     wanted = given.sides or DEFAULT[device]

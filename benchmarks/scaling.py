@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.scaling --out benchmarks/results
 
 No GPU is measured. A block's forward pass takes time in proportion to its FLOPs (XLA's count). Its backward pass takes
-twice this time; the first block's takes it once, since images need no gradient. Updates and auxiliary networks take no
-time. One constant per network, FLOP/s, is fitted to the paper's BP images/s. Only for the column "fitted link", a
-second constant is fitted to the paper's images/s of FDG for ResNet-101 and K = 2. All other numbers of this column are
+twice this time (in the first block once, since images need no gradient). Updates and auxiliary networks take no time.
+One constant per network, FLOP/s, is fitted to the paper's BP images/s. Only for the column "fitted link", a second
+constant is fitted to the paper's images/s of FDG for ResNet-101 and K = 2. All other numbers of this column are
 predictions. ResNet-110 is not in Table 7. It is given WRN-28-10's FLOP/s, which flatters its narrow layers.
 """
 

@@ -92,8 +92,8 @@ def compare(
 ) -> tuple[list[Worker], dict[str, Any]]:
     """Measures the sides of a model, with new processes for each of --starts.
 
-    Returns: (a worker of each side with the windows of all starts, the recordings of the processes of JOINED in one
-        more window).
+    Returns: (for each side a worker with the windows of all starts, what each process of the side JOINED recorded in
+        one more window).
     """
     first, recorded = list[Worker](), dict[str, Any]()
     for start in range(given.starts):

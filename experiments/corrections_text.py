@@ -93,7 +93,8 @@ def full_label(arm: Arm) -> str:
 
 
 def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
-    """An arm's gap to BP for each K. first: the part of one K that has the arm; the other parts differ in K alone."""
+    """An arm's gap to BP for each K. first: a part that has the arm; the parts for other K differ from it in K
+    alone."""
     cells, marks = [], markdown.marks(lines)
     for K in STAGES:
         part = next((each for each in PARTS if each.name == f"grow{K}" and arm in each.arms), None)

@@ -67,7 +67,7 @@ def counting(engine: HostEngine) -> Iterator[list[Message]]:
 
 
 def predicted(engine: HostEngine) -> list[Message]:
-    """The messages between processes in one tick of a full pipeline, of all processes."""
+    """The messages that all processes exchange in one tick of a full pipeline."""
     schedule, found = engine.loop.schedule, list[tuple[str, int, int, int]]()
     specs = memory.micro_batch_specs(engine.problem.specs, schedule.micro_batches)
     to_all = [(LOSS, schedule.K, memory.tree_bytes(specs[-1].value))]

@@ -77,7 +77,7 @@ class Joined(Ranks):
         super().__init__(of_stages("benchmarks.harness.joined_process.Trainer", side, {**os.environ, **meeting}, hosts))
 
     def each(self, what: str, batches: int) -> dict[str, Any]:
-        """Asks every process. `processes` has their answers, in the order of the ranks.
+        """Asks every process. In the result, `processes` has the answers in the order of the ranks.
 
         seconds: until the last answer. loopback_bytes: the bytes that all programs sent over the loopback interface in
             this time, with headers; None if the system does not say.

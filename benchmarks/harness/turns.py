@@ -39,7 +39,7 @@ class Worker(children.Child):
         return self.ask({"run": self.batches})
 
     def watched(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """An answer, with the percentages of its cores' time that were busy and that other processes took."""
+        """An answer, with two percentages of its cores' time: the busy time, and the time that other processes took."""
         before, start = core_seconds(self.cores), time.perf_counter()
         reply = ask()
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]

@@ -14,7 +14,7 @@ PRECISIONS = {"float32": ":precision=highest", "TF32": "", "bfloat16": ":dtype=b
 
 
 def matrix(name: str) -> dict[str, str]:
-    """The sides of the flag matrix in a precision: name -> side."""
+    """The sides of the flag matrix (a comparison of XLA flags), for one precision: name -> side."""
     own = f"delay-line{PRECISIONS[name]}:xla={REPEATABLE}"
     return {f"tuned, {name}": own, f"tuned, captured, {name}": f"{own} {CAPTURE}"}
 
@@ -86,8 +86,8 @@ SMALL = Settings(
 
 
 def rows(settings: Settings) -> list[Run]:
-    """The runs whose rows can be filled, in the order of Table 3: the cheapest network first. For each network, the
-    first seed of every method comes first."""
+    """The runs for the rows of Table 3, in an order that begins with the cheapest network. For each network, the first
+    seed of every method comes first."""
     wanted = [run for run in settings.table.runs if run.flags["method"] in METHODS]
     order = list(dict.fromkeys(run.flags["model"] for run in wanted))
     return sorted(wanted, key=lambda run: (order.index(run.flags["model"]), run.flags["seed"]))

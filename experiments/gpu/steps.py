@@ -241,7 +241,7 @@ def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs that differ in their seeds only, by a common name."""
+    """Groups of runs that differ in their seeds only, by a common name."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.name.rpartition("-seed")[0], []).append(run)

@@ -1,7 +1,7 @@
 """The largest stable learning rate from training: stage 1 is many parabolas side by side, one per curvature.
 
-With K stages, FDG backward first makes stage 1 τ = 2K-3 updates late. The other stages have no weights. The learning
-rate is 1, so that a curvature equals the product of learning rate and curvature.
+With K stages and order backward-first, the gradients of stage 1 are τ = 2K-3 updates late in FDG. The other stages have
+no weights. The learning rate is 1, so that a curvature equals the product of learning rate and curvature.
 """
 
 import warnings

@@ -109,7 +109,8 @@ def write_by_orbax(folder: Path, arrays: Flat) -> None:
     """Writes arrays with Orbax, which turns keys into file names and refuses empty arrays. So the keys are numbers, and
     the manifest has the names and the empty arrays.
 
-    Orbax knows only some of the dtypes that NumPy itself lacks, so arrays of such dtypes are written as bytes.
+    Some dtypes, such as bfloat16, are not NumPy's own, and Orbax knows only a part of these. So arrays of such dtypes
+    are written as bytes.
     """
     arrays = {name: value if value.dtype.isbuiltin == 1 else as_bytes(value) for name, value in arrays.items()}
     with ocp.StandardCheckpointer() as checkpointer:

@@ -2,8 +2,8 @@
 
 Such a file holds named arrays and no code, and other programs read it, too. The format's header also has texts.
 `format` is the kind of the file, `sha256` the hash of all arrays and all other texts. A file that was cut off or
-changed, or that another program wrote, is refused with one sentence. `dtypes` lists the dtypes that the format itself
-does not have, `containers` the containers that arrays' names do not show (fdg_jax.arrays).
+changed, or that another program wrote, is refused with one sentence. `dtypes` lists dtypes that the format itself does
+not have. `containers` lists containers that the arrays' names do not show (fdg_jax.arrays).
 """
 
 import hashlib

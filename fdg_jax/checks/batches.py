@@ -150,7 +150,7 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
     Returns: the shapes of a batch; None if `indices` has no rows.
 
     Raises:
-        BadInput: the arguments are something else, or unlike the example.
+        BadInput: an argument has another form, or its arrays are unlike the example's.
     """
     if not isinstance(indices, jax.Array | np.ndarray) or indices.ndim != 2 or indices.dtype.kind not in "iu":
         fact = f"indices is {kind(indices)}, not an integer array [W, batch] with a row for each batch"

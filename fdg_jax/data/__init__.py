@@ -4,8 +4,8 @@ A data set in memory is one file in `sets/` with a function `load(data_dir) -> D
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
 `load(data_dir) -> Stream`. A data set of text or tokens is one file in `texts/` with `load(files, block_size) -> Text`.
 `source` has the interface that all three share. The other files are helpers (`tfds` reads prepared directories,
-`arrays` files of decoded arrays) or transform examples (`augment`). A slow import happens only when a data set needs
-it.
+`arrays` reads files of decoded arrays) or transform examples (`augment`). A slow import happens only when a data set
+needs it.
 """
 
 from __future__ import annotations

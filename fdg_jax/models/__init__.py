@@ -23,12 +23,12 @@ FOLDER = Folder(__name__, "model")
 
 
 class Family(Protocol):
-    """What a file of this folder has. Only NAMES and `blocks` are needed.
+    """The interface of a file in this folder. Only NAMES and `blocks` are needed.
 
     NAMES: {name on the command line: arguments of `blocks`}.
     blocks(classes, **arguments): the blocks, linen modules `__call__(x, train)`, or `__call__(x)` where training and
-        evaluation are the same. The first takes inputs as `TAKES` says, the last gives the logits of the classes.
-        Blocks pass on arrays, or tuples of arrays. They may use dropout (rng "dropout") and batch statistics.
+        evaluation are the same. The first block takes inputs as `TAKES` says; the last block gives the logits of the
+        classes. Blocks pass on arrays, or tuples of arrays. They may use dropout (rng "dropout") and batch statistics.
     PAPER_SPLITS: {(name, K): first block numbers of stages 2..K}, for the splits that the authors give.
     TAKES: "images" (float32 [b, h, w, c], the default) or "tokens" (int32 [b, length]).
     arguments(name): the arguments for names that are not in NAMES (any depth or width), None for names of other

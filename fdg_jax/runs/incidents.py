@@ -1,4 +1,5 @@
-"""`incidents.jsonl` lists non-finite values and returns to a checkpoint, `stalls.jsonl` operations without progress.
+"""`incidents.jsonl` lists non-finite values and rollbacks to a checkpoint. `stalls.jsonl` lists operations without
+progress.
 
 Both files keep their lines when `metrics.jsonl` is cut back.
 

@@ -17,8 +17,8 @@ Tree = Any
 class OneProgramStage(Stage):
     """An ordinary stage with K = 1 that updates its weights by every batch. Its states are those of `Stage`.
 
-    done: the results of the newest update, kept between F and B of a batch: weights, optimizer state, and what is
-        reported.
+    done: the weights, optimizer state and reported values after the newest update. F computes them; B makes them
+        current.
     """
 
     def __init__(self, spec: Spec, place: Place, **options: Any):

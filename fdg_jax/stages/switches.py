@@ -33,7 +33,7 @@ class Switch(NamedTuple):
     """The switch of one part of a module, as a single call of the part sets it.
 
     name, value: of the argument or the field.
-    argument: whether it is an argument; otherwise it is a field.
+    argument: whether the switch is an argument; otherwise it is a field.
     given: whether the caller gave the argument, or the field has another value than its default.
     """
 

@@ -14,8 +14,8 @@ Array = jax.Array
 
 class Weighted(NamedTuple):
     """Labels with their weights: the labels of a batch, or a part of them. The loss gets this object, too. In averages
-    over batches, a batch with one `Weighted` in its labels counts by these weights. A batch with several counts by its
-    examples.
+    over batches, a batch with one `Weighted` in its labels counts by these weights. With several `Weighted`, it counts
+    by its number of examples.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
     weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with the shape

@@ -362,7 +362,7 @@ def final_sha256(path: Path, step: int) -> str | None:
 
 
 def at(options: Config, **places: AnyPath | None) -> Config:
-    """The options, with `places` instead of the run's paths of data. None leaves a path unchanged."""
+    """The options with other paths of data. places: option -> path; None leaves the run's path."""
     return dataclasses.replace(options, **{name: str(place) for name, place in places.items() if place is not None})
 
 
@@ -395,7 +395,8 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
 
 
 def drain(state: Mapping[str, Any], options: Config, inputs: Inputs, blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """The weights after the batches in flight of a state have updated all stages, in a pipeline like the run's.
+    """Uses the batches in flight of a state, in a pipeline like the run's. Returns the weights after all stages are
+    updated.
 
     The state contains these batches, so a data set of zeros will do.
     """
