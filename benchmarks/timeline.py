@@ -65,7 +65,7 @@ def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
 def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
     """Trains on so many batches with a full pipeline.
 
-    Returns: (the events, the time of each operation alone, as Trainer.operations has it).
+    Returns: (the events, the result of Trainer.operations: the time of each operation alone).
     """
     trainer = bench_worker.Trainer(side)
     report.say("compiling, filling the pipeline")

@@ -26,7 +26,8 @@ from fdg_jax.transport.devices import Place
 
 
 class Clock:
-    """Adds up seconds by (what, k): the host's in a dispatch, and the device's from then until all is computed.
+    """Adds up seconds by (what, k). The host's time is that of a dispatch; the device's time is from then until all is
+    computed.
 
     It is a hook (benchmarks.harness.hooks). The update is dispatched inside B, so the update's times are subtracted
     from B's times.

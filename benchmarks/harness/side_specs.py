@@ -123,7 +123,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
 
 
 def words(side: Side) -> tuple[str, ...]:
-    """The command of a side's process, for Python."""
+    """The arguments of Python that start a side's process."""
     return "-m", "benchmarks.harness.serving", json.dumps(dataclasses.asdict(side))
 
 

@@ -192,7 +192,7 @@ def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
 
 
 def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) -> None:
-    """Raises BadInput if setting the switches that nobody sets (`untold`) changes the program that trains a module."""
+    """Raises BadInput if a module would train differently with its unset switches (`untold`) set for training."""
     told = Untold(tell=True)
     try:
         with nn.intercept_methods(told):

@@ -52,8 +52,9 @@ def shardings(k: int, mesh: Mesh, axes: Tree, shapes: Tree, rules: Rules) -> Tre
 
     Arguments:
         axes, shapes: the names of the variables' axes, and their shapes.
-        rules: pairs (name of an array's axis, the axis or axes of the mesh that cut it, or None). The first pair with
-            the name counts. A name without a rule is cut by the mesh's axis of the same name, if there is one.
+        rules: pairs of the name of an array's axis and the mesh axis (or axes) that cut it; None: it is not cut. The
+            first pair with the name counts. A name without a rule is cut by the mesh's axis of the same name, if there
+            is one.
 
     Raises:
         BadInput: the length of an array's axis is not divisible by the size of the mesh's axis.

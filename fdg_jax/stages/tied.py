@@ -30,7 +30,7 @@ def tie(stages: Sequence[nn.Module], shared: nn.Module) -> list[nn.Module]:
 
     Arguments:
         stages: the stages or blocks of a `Pipeline`.
-        shared: the linen module. The same object must be, or be in a field of, several of the stages or blocks.
+        shared: the linen module. Several of the stages or blocks must be this object, or have it in a field.
 
     Returns: the stages or blocks, for `Pipeline`. Only the owner has the weights among its variables.
 

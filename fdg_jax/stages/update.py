@@ -136,7 +136,7 @@ class UpdateRule(NamedTuple):
 
 
 def as_average(weight: jax.Array) -> jax.Array:
-    """A weight in the dtype of its average, which is at least float32: small steps would be lost in bfloat16."""
+    """A weight in the dtype of its average. This is at least float32, since small steps would be lost in bfloat16."""
     return weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
 
 
