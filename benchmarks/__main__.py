@@ -1,6 +1,6 @@
 """`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME ...` runs one of them.
 
-The list reads the files' text and imports none of them, so that it appears at once.
+The list is made from the files' text, without importing them, so that it appears at once.
 """
 
 import ast

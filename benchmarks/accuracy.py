@@ -1,18 +1,19 @@
-"""How far each model's forward pass, gradients and statistics are from float64, and what YNNPACK reduces in them.
+"""Measures how far each model's results in float32 are from float64, and which reductions YNNPACK computes in them.
 
     .venv/bin/python -m benchmarks.accuracy
     .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
 
 XLA's CPU backend passes reductions and convolutions to the library YNNPACK, which in jaxlib 0.10.2 can compute rows
 wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training
-mode, and forward in evaluation mode. This is done in float32 as JAX compiles it by default, in float32 as a stage
-compiles it, and in float64 without YNNPACK and with convolutions as sums of matrix products. The difference of an array
-is its largest deviation from float64, over the largest number of the array in float64. The table has the largest
-difference of all arrays. Rectifiers are replaced by tanh, because at a kink float32 and float64 may take different
-sides.
+mode, and forward in evaluation mode. There are three versions: float32 as JAX compiles it by default, float32 as a
+stage compiles it, and float64. The float64 version has no YNNPACK, and its convolutions are sums of matrix products.
+The difference of an array is its largest deviation from float64, divided by the largest number of the array in float64.
+The table has the largest difference of all arrays. Rectifiers are replaced by tanh, because at a kink float32 and
+float64 may take different sides.
 
-The second table lists what YNNPACK reduces in each program of a stage: the number of reductions, how many of them are
-fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
+The second table is about the reductions that YNNPACK computes in each program of a stage. It has their number, the
+number of reductions that are fused with a matrix product (these can be wrong), and the largest number of values that a
+fused reduction returns.
 """
 
 import math
@@ -35,7 +36,7 @@ from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stages.functions import functions, init_variables, split_variables
 
-# Batches of the first feature maps have more than 32,768 pixels, the size from which rows were wrong.
+# A batch of the first feature maps has more than 32,768 pixels, the size from which rows were wrong.
 MODELS = ("resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
           "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
           "mobilenet_v2_imagenet:4:224")  # fmt: skip
@@ -99,7 +100,7 @@ WITHOUT_YNNPACK = partial(jax.jit, compiler_options={programs.FLAG: ""})
 
 
 def run(of: Problem, jit: Callable[..., Any]) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, int]]]:
-    """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them.
+    """Compiles the network as one stage, with a loss in the problem's dtype, and runs the programs.
 
     Returns: (their results, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs}, each as
         {path: array}; YNNPACK's reductions in each program, see `fusions`).
@@ -123,10 +124,10 @@ def run(of: Problem, jit: Callable[..., Any]) -> tuple[dict[str, dict[str, np.nd
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
-    """The largest relative difference of all arrays: an array's largest difference over its largest number.
+    """The largest relative difference of all arrays: an array's largest difference divided by its largest number.
 
-    For an array that is only rounding (such as the mean of a batch norm's centred values), the divisor is the largest
-    number of all arrays.
+    If an array is nothing but rounding errors (such as the mean of a batch norm's centred values), the divisor is the
+    largest number of all arrays.
     """
     sizes = {path: float(np.abs(value).max()) for path, value in right.items()}
     largest = max(*sizes.values(), np.finfo(np.float64).tiny)
@@ -137,8 +138,8 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
 def fusions(text: str) -> dict[str, int]:
     """The reductions that YNNPACK computes, read from the text of a compiled program.
 
-    Returns: the number of reductions, the number of those fused with a product, and the most numbers that one of the
-    fused ones returns.
+    Returns: the number of reductions, the number of reductions that are fused with a product, and the largest number of
+        values that a fused reduction returns.
     """
     bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
     called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)

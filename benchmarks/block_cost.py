@@ -5,15 +5,18 @@
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model transformer8x64 --batch-size 16
 
 Forward and backward are separate programs, and the VJP closure is passed from one to the other, as in the engine. The
-rows of a run take turns, and each reports its fastest round, because disturbances only add time. On a CPU the clock is
-the processor time of this process, which other processes on the core do not lengthen. Pin the process to one core, or
-the time of idle threads is counted too. In the table "cured X" has the fast path of X alone.
+rows of a run take turns, and each reports its fastest round, because disturbances only add time. On a CPU the processor
+time of this process is measured, which other processes on the core do not lengthen. Pin the process to one core.
+Otherwise the time of idle threads is counted, too. In the table, "cured X" has the fast path of X and the plain form of
+all other layers.
 
-Tried for convolutions and batch norms on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
-convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
-gradient as shifted dots (slower, except at 256 channels, where patches gain as much), as the transpose of two pixels
-at once (half as fast at 16 channels), as patches of two (slower) or with dy's and x's parts exchanged (no difference);
-batch norm's sums as one variadic reduce or a dot with ones (slower).
+Other forms were tried on one core with JAX 0.10.2 and dropped:
+  the input gradient of a stride-2 convolution as four phases: faster from 16 to 32 channels, slower from 64 to 128
+  the same on JAX 0.12: slower
+  the weight gradient as shifted dots: slower, except at 256 channels, where patches gain as much
+  the weight gradient as the transpose of two pixels at once: half as fast at 16 channels
+  the weight gradient as patches of two: slower; with dy's and x's parts exchanged: no difference
+  batch norm's sums as one variadic reduce, or as a dot with ones: slower
 """
 
 import time
@@ -43,7 +46,7 @@ class Row(NamedTuple):
     """The measurement of a row.
 
     step(): runs forward and backward once, and returns the seconds of each.
-    closure_bytes: bytes kept between the two.
+    closure_bytes: bytes kept between forward and backward.
     """
 
     step: Callable[[], tuple[float, float]]
@@ -126,7 +129,7 @@ def each_block(model: str, batch_size: int) -> dict[str, Row]:
 
 
 def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]:
-    """The least seconds (forward, backward) of each row over the rounds. Rows take turns."""
+    """The seconds (forward, backward) of each row's fastest round. Rows take turns."""
     best = {row: (float("inf"), float("inf")) for row in rows.values()}
     for _ in range(rounds):
         for row, (forward, backward) in best.items():

@@ -1,12 +1,13 @@
-"""Images per second with a checkpoint every epoch and every 50 batches, against none, and the cost of flushing.
+"""Images per second without checkpoints, with one every epoch and with one every 50 batches; and the cost of flushing.
 
     .venv/bin/python -m benchmarks.checkpoint_cost --model resnet20 --batch-size 128 --K 2
 
-One process trains what the training command trains, on synthetic images, and saves like the training loop: it takes a
-snapshot, which a thread writes. The sides take turns, one window of an epoch each. A checkpoint is made in the middle
-of its interval, so that training goes on during the writing, as in a run. A window ends when everything is computed and
-written, so no cost falls into the next window. On the side without flushing, this package's fsync does nothing
-(tensorstore's stays). The training command has no such setting, as a power cut could then lose every checkpoint.
+One process trains like the training command, on synthetic images. It saves like the training loop: it takes a snapshot,
+which a thread writes. The sides take turns, one window of an epoch each. Checkpoints are made in the middle of their
+interval, so that training goes on while they are written, as in a run. A window ends when everything is computed and
+written, so no cost falls into the next window. On the side without flushing, this package's fsync does nothing, but
+tensorstore still flushes its files. The training command has no such setting, as a power cut could then lose every
+checkpoint.
 """
 
 import contextlib
@@ -38,8 +39,8 @@ EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 
 def window(job: jobs.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
-    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none. root: of a folder that is
-    made for them, as they have the same numbers in every window.
+    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none. root: where a folder for
+    the window's checkpoints is made, since checkpoints have the same numbers in every window.
 
     Returns: (seconds, number of checkpoints).
     """

@@ -4,12 +4,12 @@
     .venv/bin/python -m benchmarks.endurance --model resnet8 --batch-size 8 --K 3 --processes 3
 
 A process trains the training command's own pipeline on synthetic images, on the CPU, after a warm-up. After every
-thousand ticks it reports how many arrays are alive and how much memory the process has (Linux only). The speed of a
-machine changes by more than a process could slow down. So the old process takes turns with a new one, a hundred ticks
+thousand ticks it reports how many arrays are alive and how much memory the process has (Linux only). The speed of the
+machine varies more than a process might slow down. So the old process takes turns with a new process, a hundred ticks
 each. If the ratio of their speeds falls, the process has become slower.
 
-With --processes K every stage is in a process of its own, and each process reports its memory, file descriptors and
-threads after every part. There is no comparison with new processes, which would take the cores of the old ones.
+With --processes K each stage has its own process. After every part, each process reports its memory, file descriptors
+and threads. There is no comparison with new processes, since they would take the old processes' cores.
 """
 
 import dataclasses
@@ -84,13 +84,13 @@ def of_processes(worker: Worker, cores: Sequence[int], given: report.Given) -> I
 
 
 def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The reports of both processes for so many ticks. They take turns in going first."""
+    """The reports of both processes for so many ticks. Each of the two goes first in every second part."""
     answers = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
     return answers[old], answers[new]
 
 
 def change(rows: report.Rows) -> float:
-    """How much faster, relative to a new process, the last rows are than the first.
+    """How much the speed relative to a new process has changed from the first rows to the last rows.
 
     Medians of up to three rows are compared, because single processes differ.
     """

@@ -2,21 +2,21 @@
 
     .venv/bin/python -m benchmarks.host_cost --model resnet20 --K 1 2 3 4 --packing on off
 
-The stages are the model's own, with all their arrays, but the batch is tiny (one image of 8x8). The cost of a dispatch
-depends on how many arrays go in and out of a program, not on their size, and so the device has next to nothing to do.
-There are two clocks. Both give medians over many ticks in the steady state:
+The stages are the model's own, with all their arrays, but the batch is tiny (one image of 8x8). The device then has
+next to nothing to do. The cost of a dispatch depends on the number of a program's arrays, not on their size. There are
+two clocks. Both give medians over many ticks in the steady state:
 
 - calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). The wait
   for its results is not timed, and ends before the next call, so that nothing competes with this call.
-- tick while computing: a whole tick as in training. The wait for its end is not timed; it keeps the CPU's queue of 32
-  dispatches from filling. On a CPU, the computing threads compete with the host for the cores.
+- tick while computing: a whole tick as in training. The wait for the tick's end is not timed. It keeps the CPU's queue
+  of 32 dispatches from filling. On a CPU, the computing threads compete with the host for the cores.
 
-The bare calls of a stage's three programs, without the stage's work around them, are also compared with one program
-that does the same. This shows the saving by a single dispatch per tick. `--packing off` shows the cost when every small
-array goes in and out by itself (fdg_jax.stages.packing).
+The bare calls of a stage's three programs are also compared with the call of one program that does the same. This shows
+the saving by a single dispatch per tick. `--packing off` shows the cost when every small array goes in and out by
+itself (fdg_jax.stages.packing).
 
 The loop's own part (schedule, mail, losses) is measured with stages that do nothing; `tick` is the sum of the
-parts. On a GPU, launching a program's kernels costs extra; the same command measures that on a GPU.
+parts. On a GPU, launching a program's kernels costs extra time, which the same command measures there.
 """
 
 import statistics
@@ -49,8 +49,8 @@ GPU_STAGE_MICROSECONDS = 1000.0  # an assumed GPU that runs a stage (F, B and U 
 
 
 def count_leaves(stage: Stage, K: int) -> dict[str, int]:
-    """Counts the arrays that go in and out of a stage's programs. The stage must hold a stash (stage K: must just have
-    made one)."""
+    """Counts the arrays that go in and out of a stage's programs. The stage must hold a stash; stage K must just have
+    made a stash."""
     last, first = stage.k == K, stage.k == 1
     params, extra, optimizer, *_ = (len(jax.tree.leaves(tree)) for tree in stage.state)
     closure = len(jax.tree.leaves(stage.stashes[0].closure))
@@ -131,10 +131,11 @@ class Small:
         return {key: 1e6 * statistics.median(values) for key, values in found.items()}
 
     def programs(self, ticks: int) -> dict[int, tuple[float, float]]:
-        """Median microseconds of the dispatches of stage k's B, U and F: its three programs, and all as one program.
+        """Median microseconds of the dispatches of stage k's B, U and F, as three programs and as one program.
 
-        They are the bare calls, without the stage's work around them. The one program gets the same closure every time.
-        The closures that it returns have another type (from its own tracing), for which it would be compiled again.
+        They are the bare calls, without the stage's work around them. The single program gets the same closure every
+        time. The program would be compiled again for the closures that it returns, since these come from another
+        tracing and have another type.
         """
         found = {}
         for k, stage in self.engine.stages.items():

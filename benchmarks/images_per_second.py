@@ -1,15 +1,16 @@
-"""Images per second of FDG with K workers on K cores, against BP on one core.
+"""Images per second of FDG with K workers on K cores, compared with BP on one core.
 
     .venv/bin/python -m benchmarks.images_per_second --model resnet20 --batch-size 128 --K 2 --split balanced
     .venv/bin/python -m benchmarks.images_per_second --sides bp fdg delay-line bp-two-cores fdg:split=5
     .venv/bin/python -m benchmarks.images_per_second --sides bp fdg torch torch-ddp --python peers/bin/python
 
-A CPU core stands in for a device: one worker is one core. Every side is a process of its own, pinned before it starts
-to as many cores as it has workers. All sides have the same fast paths (huge pages, separate programs, the same layers)
-and are compiled and warm before the clock starts. Then they take turns, one window each, while the others sleep. The
-ratio is a side's speed over the first side's in the same turn; the table has the median over the turns.
+A CPU core stands in for a device: one worker is one core. Every side is a separate process. Before it starts, it is
+pinned to as many cores as it has workers. All sides have the same fast paths (huge pages, separate programs, the same
+layers) and are compiled and warm before the clock starts. Then they take turns, one window each, while the others
+sleep. The ratio is a side's speed divided by the first side's speed in the same turn. The table has the median of all
+turns.
 
-On a GPU (`--device gpu`, the default if there is one) the sides are the engines on it: BP, the delay line and the
+On a GPU (`--device gpu`, the default if there is one) the sides are engines on the GPU: BP, the delay line, and the
 pipeline, whose K stages share the GPUs.
 """
 
@@ -29,8 +30,8 @@ SPEEDS = "images_per_second_windows"
 
 
 def speed_row(worker: turns.Worker, speeds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
-    """The entries of a row on a side's windows and on the cores meanwhile. speeds, first: images/s of each window of
-    this side and of the first."""
+    """The entries of a row on a side's windows and on the use of the cores. speeds, first: images/s of each window of
+    this side and of the first side."""
     by_core = [report.median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)]
     others = {"others_percent": report.median(worker.column("others_percent"), 1), "core_numbers": worker.cores}
     found = report.speeds(speeds, first)
@@ -46,7 +47,7 @@ def row(worker: turns.Worker, first: turns.Worker, given: report.Given) -> dict[
 
 
 def ideal(row: dict[str, Any]) -> str:
-    """The speed-up over BP on one device that the schedule allows on K devices.
+    """The largest speed-up over BP on one device that the schedule allows on K devices.
 
     Returns two numbers: with a barrier between ticks, as in the paper's Table 2, and without one, as in the host loop.
     Tb = 2 Tf; auxiliary networks cost nothing.
@@ -62,7 +63,7 @@ def ideal(row: dict[str, Any]) -> str:
 
 
 def versions(rows: report.Rows) -> str:
-    """Python 3.11.7, JAX 0.10.2, ...: each from the first side that has it."""
+    """The versions, such as Python 3.11.7, JAX 0.10.2, each from the first side that has it."""
     names = {"python": "Python", "jax": "JAX", "torch": "PyTorch"}
     found = {name: next((r[key] for r in rows if key in r), None) for key, name in names.items()}
     return ", ".join(f"{name} {version}" for name, version in found.items() if version)
@@ -103,7 +104,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
 
 
 def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """The most MB of a side's arrays, and by how many bytes this is more than the first side's."""
+    """The most MB that a side's arrays take, and how many bytes more than the first side's arrays this is."""
     names = ("predicted_bytes", "measured_bytes")
     if not row["held"] or not first["held"]:
         return ["–"] * 3
@@ -133,7 +134,8 @@ def parser() -> report.Parser:
 
 
 def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
-    """The requested sides that can run here; `given.missing` gets a sentence on each other one. Raises BadInput."""
+    """The requested sides that can run here; `given.missing` gets a sentence on each side that cannot. Raises
+    BadInput."""
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
     common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
     wanted = given.sides or DEFAULT[device]

@@ -1,15 +1,15 @@
-"""Images per second of the ImageNet loader, against the speed at which a network trains on the same cores.
+"""Compares the ImageNet loader's images per second with the images per second that a network trains on the same cores.
 
     .venv/bin/python -m benchmarks.loader --model resnet101_imagenet --workers 0 1 2
 
-The files are JPEGs of ImageNet's usual size, made from the two photographs in scikit-learn: crops of 40 to 100% of the
-area, at 500x375 pixels and quality 90. They are read, decoded, cropped at random, resized to
-224x224 and mirrored. They are in the system's file cache, so the numbers do not include the cost of a slow disk.
+The files are JPEGs of ImageNet's usual size. They are crops of the two photographs in scikit-learn: 40 to 100% of the
+area, at 500x375 pixels and quality 90. They are read, decoded, cropped at random, resized to 224x224 and mirrored. They
+are in the system's file cache, so the numbers do not include the cost of a slow disk.
 
 Demand is the images/s of forward, backward and update of the network in one stage (`bp`, K=1) on one core, or on the
-accelerator if there is one. A loader with w workers has w cores; without workers it has the trainer's. In every turn
-each side has a window, while the others sleep or do not exist; "over demand" is the median of the ratios within a turn.
-At 1.0 the loader just keeps up.
+accelerator if there is one. A loader with w workers has w cores; without workers it has the trainer's core. In every
+turn each side has a window, while the others sleep or do not exist. "Over demand" is the loader's speed divided by the
+demand in the same turn, as the median of all turns. At 1.0 the loader just keeps up.
 """
 
 import math

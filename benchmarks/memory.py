@@ -4,18 +4,18 @@
     .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
 
 The columns:
-- Predicted: weights, optimizer, statistics, stashes, old weights and messages of a stage at their most, from shapes and
-  the schedule alone (fdg_jax.engine.memory), as the training command prints it.
-- Live: the bytes of all arrays on the stage's device, each buffer counted once. It is the most over a run into the
-  steady state, counted before every operation of the host loop and after every tick.
+- Predicted: the most bytes that weights, optimizer, statistics, stashes, old weights and messages of a stage take
+  together, from shapes and the schedule alone (fdg_jax.engine.memory). The training command prints the same number.
+- Live: the bytes of all arrays on the stage's device, each buffer counted once. It is the largest count in a run into
+  the steady state; bytes are counted before every operation of the host loop and after every tick.
 - Stashes: the most that a stage keeps, by the schedule and as measured.
-- One stash: the bytes kept of a batch, as predicted, and as the compiled forward program reports them (unless the
-  method has stages of its own).
+- One stash: the bytes kept of a batch, as predicted, and as the compiled forward program reports them (not for methods
+  with their own stages).
 - Temporary: XLA's buffers within the largest of the stage's programs. XLA does not report the runtime's own memory,
   such as a convolution's scratch.
 
-Neither column of totals counts the gradient that exists between a backward pass and its update. It is as large as the
-weights.
+Neither column of totals counts the gradient that exists between a backward pass and its update. This gradient is as
+large as the weights.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
     """Trains on so many batches and counts bytes and stashes.
 
     Arguments:
-        make: make() -> something with an `engine`, which is the host's with one device per stage.
+        make: make() -> an object whose `engine` is the host engine with one device per stage.
         step: enters a batch.
 
     Returns: (what `make` made, the most bytes on the devices of stages k = 1..K, the most stashes they had).

@@ -3,26 +3,27 @@
     .venv/bin/python -m benchmarks.network
     .venv/bin/python -m benchmarks.network --networks 10ms,1Gbit/s 50ms,100Mbit/s --windows system
 
-The hosts are network namespaces of this machine (benchmarks.harness.hosts; Linux, root). Each of the K processes is in
-one of them and on a core of its own. A network has a latency, which a relay adds to every packet each way, and a
-bandwidth each way, which a token bucket limits. Networks take turns while the same processes stay connected: a turn is
-a window on each of them. After each change of network, a shorter window that does not count comes first.
+The hosts are network namespaces of this machine (benchmarks.harness.hosts; Linux, root). Each of the K processes runs
+on its own host and its own core. A network has a latency, which a relay adds to every packet each way, and a bandwidth
+each way, which a token bucket limits. Networks take turns while the same processes stay connected: a turn is a window
+on each of them. After each change of network, a shorter window that does not count comes first.
 
-The prediction is that of `benchmarks.simulate --processes K --link LATENCY,BANDWIDTH`, with the time of each operation
-measured in the same processes before each turn, one operation at a time, without latency and at full speed. A process
-has one core, so the time of its host thread for a dispatch is part of the operation's time. There are two predictions:
+The prediction is computed as by `benchmarks.simulate --processes K --link LATENCY,BANDWIDTH`. The time of each
+operation is measured in the same processes before each turn, one operation at a time, without latency and at full
+bandwidth. A process has one core, so the time of its host thread for a dispatch is part of the operation's time. There
+are two predictions:
 
     of the link      a message takes the latency, and its bytes over the bandwidth
     of messages      a message takes as long as it takes alone on this network, measured in each turn between the same
                      processes with the same copies. So this prediction includes the effect of TCP
 
---windows sets how much TCP may send without an acknowledgement: `large` (64 MiB; a window stays open while a connection
-is idle, and `reno` fills it) or this `system`'s setting. With latency, a system's usual windows are smaller than the
-data on its way at full bandwidth, so they limit the speed.
+--windows sets how much TCP may send without an acknowledgement. `system` keeps this system's setting. With `large` the
+limit is 64 MiB, a window stays open while a connection is idle, and the algorithm is `reno`. With latency, a system's
+usual windows are too small for the data that are on their way at full bandwidth, so they limit the speed.
 
 Before training, a plain TCP connection measures each network: the round-trip time, and a stream of 16 MB. So the table
-shows the latency that the relay adds, and that the stated bandwidth is reached. The relay itself takes some of the
-cores' time, with priority (SCHED_FIFO), as a network would not wait for a free core.
+shows that the stated latency and bandwidth are reached. The relay itself takes some of the cores' time, with priority
+(SCHED_FIFO), as a network would not wait for a free core.
 """
 
 import functools
@@ -57,8 +58,9 @@ WINDOWS: Mapping[str, Mapping[str, str]] = {
 class Turn(NamedTuple):
     """The measurements of a network in a turn.
 
-    images_per_second: of the window. link, messages: the two predictions. seconds: of a message alone, by (what,
-        receiving stage). relay_percent, others_percent: of the cores' time in the window.
+    images_per_second: the speed in the window. link, messages: the two predictions. seconds: the time of a message
+        alone, by (what, receiving stage). relay_percent, others_percent: the share of the cores' time that the relay,
+        and other processes, took in the window.
     """
 
     images_per_second: float
@@ -133,7 +135,7 @@ def row(
 
 
 def joined(given: report.Given, cores: int) -> side_specs.Side:
-    """The side that is measured. Raises BadInput if it cannot be measured."""
+    """The side that is measured. Raises BadInput if the side cannot be measured."""
     models.blocks(given.model, 10)  # refuses an unknown model
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = side_specs.parse(f"{given.method}:processes=each", common, "", given.split)

@@ -4,8 +4,8 @@
     .venv/bin/python -m benchmarks.readme memory K=4   # the commands that contain one of these words
     .venv/bin/python -m benchmarks.readme --render     # runs nothing: writes what was printed last
 
-Rows and tables are added to benchmarks/results/<machine>.jsonl, and the pages are written from that file. A command
-that fails leaves its old table.
+Rows and tables are added to benchmarks/results/<machine>.jsonl, and the pages are written from that file. If a command
+fails, its old table stays.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Where FDG stops scaling and why: the paper's Table 7 as the simulator predicts it, and K beyond it, for three links.
+"""Where FDG stops scaling and why: the simulator predicts the paper's Table 7, and larger K, for three links.
 
     .venv/bin/python -m benchmarks.scaling --out benchmarks/results
 
-No GPU is measured. A block's forward pass takes time in proportion to its FLOPs (XLA's count), its backward pass twice
-that (the first block's once, as images need no gradient), updates and auxiliary networks none. One constant per
-network, FLOP/s, is fitted: to the paper's BP images/s. A second one, only for the column "fitted link", is fitted to
-one number of the paper, FDG's images/s for ResNet-101 and K = 2; every other number of that column is a prediction.
-ResNet-110 is not in Table 7 and takes WRN-28-10's FLOP/s, which flatters its narrow layers.
+No GPU is measured. A block's forward pass takes time in proportion to its FLOPs (XLA's count). Its backward pass takes
+twice this time (in the first block once, since images need no gradient). Updates and auxiliary networks take no time.
+One constant per network, FLOP/s, is fitted to the paper's BP images/s. Only for the column "fitted link", a second
+constant is fitted to the paper's images/s of FDG for ResNet-101 and K = 2. All other numbers of this column are
+predictions. ResNet-110 is not in Table 7. It is given WRN-28-10's FLOP/s, which flatters its narrow layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ HOST_MICROSECONDS = 100.0  # assumed time of a dispatch; benchmarks.host_cost me
 class Network(NamedTuple):
     """A network of the paper's Table 7.
 
-    batch_size: the paper gives none. 128 is from its code for CIFAR, 64 is assumed for ImageNet. It only matters if
-        latency or the host's time counts.
+    batch_size: the paper gives none. 128 is from the paper's code for CIFAR, 64 is assumed for ImageNet. The batch size
+        only matters if latency or the host's time counts.
     fitted_to: the network whose BP in Table 7 gives the speed of the device.
     """
 
@@ -116,7 +116,7 @@ def run(
 def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: bool) -> Link:
     """The bandwidth with which FDG, K = 2, is as fast as in the paper.
 
-    Found by bisection, since a slower link never gives a higher speed.
+    It is found by bisection, since a slower link never gives a higher speed.
     """
     cuts, slow, fast = models.paper_split(network.model, 2) or (), 1e8, 1e11
     for _ in range(24):
@@ -127,7 +127,7 @@ def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: boo
 
 
 def reason(found: Prediction, cuts: Sequence[int], times: BlockTimes) -> str:
-    """What limits the speed: "one block" if the slowest stage is a single block, so that no cut helps."""
+    """What limits the speed, such as "one block" if the slowest stage is a single block, so that no cut helps."""
     if found.limiting != "stage":
         return found.limiting
     ends = (0, *cuts, len(times.F))
@@ -235,7 +235,7 @@ def tables(rows: report.Rows, host: float) -> dict[str, str]:
 
 
 def table(rows: report.Rows, given: report.Given) -> str:
-    """Where scaling stops: the least K whose speed is within 1% of the fastest."""
+    """A table of where scaling stops: the least K whose speed is within 1% of the fastest K's."""
     scaling, body = [r for r in rows if r["row"] == "K"], []
     for network, link in dict.fromkeys((r["network"], r["link"]) for r in scaling):
         of = [r for r in scaling if (r["network"], r["link"], r["order"]) == (network, link, "backward-first")]

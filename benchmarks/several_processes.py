@@ -1,4 +1,4 @@
-"""FDG with a process per stage, against FDG in one process and independent BP processes, and the messages it sends.
+"""Compares FDG with a process per stage to FDG in one process and to independent BP processes, and counts its messages.
 
     .venv/bin/python -m benchmarks.several_processes
     .venv/bin/python -m benchmarks.several_processes --models resnet20:128 --rounds 3 --starts 1
@@ -14,26 +14,26 @@ The last form draws a picture of each model as well. The sides, each pinned to a
     torch-ddp           PyTorch's DistributedDataParallel, K processes, a core each
 
 All processes of a model are started, compiled and warm before the clock starts. Then the sides take turns, one window
-in each round, while the others sleep. A window is a fixed number of batches. It lasts from the request to all of its
-processes until the last of them has computed everything. A side's ratio to another is taken within a round, and the
-table has the median over the rounds. --starts repeats all of this with new processes, because processes of one side
-differ, too.
+in each round, while the others sleep. A window is a fixed number of batches. It lasts from the request until the last
+of the side's processes has computed everything. Ratios of two sides are taken within a round, and the table has the
+median over the rounds. --starts repeats all of this with new processes, because processes of one side differ, too.
 
-Separate stages are as fast as the slowest one. So each block's time is first measured on one core (by
-benchmarks.split), and all sides are cut by these times. PyTorch's blocks take other times: --also
-torch-pipeline:split=balanced is its pipeline cut by FLOPs.
+Separate stages are as fast as the slowest stage. So each block's time is first measured on one core (by
+benchmarks.split), and all sides are cut by these times. PyTorch's blocks take other times. --also
+torch-pipeline:split=balanced adds PyTorch's pipeline cut by FLOPs.
 
 A process on one core splits no operation over threads, as in the training command. Your own program under
 fdg_jax.launch gets the same with XLA_FLAGS=--xla_cpu_multi_thread_eigen=false. The side
 fdg:processes=each:xla=--xla_cpu_multi_thread_eigen=true, which --also adds, shows the speed without this flag.
 
-The other tables are of fdg:processes=each alone, from one more window that is recorded. Messages are counted where a
-process gives them to its transport and where it gets them, and compared with the prediction from their shapes. The
-times come from threads, one for each stage or link in a process, which sleep until the next result is ready. So
-dispatches are the same as in the other windows, and no stage waits for a thread. The only cost is that the threads wake
-up on the core that computes. The line below the tables has the speed of this window over that of the others, and the
-delay with which a thread sees an end. While a stage waits, its core is free, so the end of waiting is seen at once.
-Only the border between two operations of a busy stage may be drawn late. All processes read the same clock.
+The other tables describe fdg:processes=each alone. They come from one more window, which is recorded. Messages are
+counted where a process hands them to its transport and where it gets them. The counts are compared with the prediction
+from the messages' shapes. The times come from threads that sleep until the next result is ready; each process has one
+for each stage or link. So dispatches are the same as in the other windows, and no stage waits for a thread. The only
+cost is that the threads wake up on the core that computes. The line below the tables has the ratio of this window's
+speed to the other windows' speed, and the delay with which a thread sees an end. While a stage waits, its core is free,
+so the end of waiting is seen at once. Only the border between two operations of a busy stage may be drawn late. All
+processes read the same clock.
 """
 
 import json
@@ -81,7 +81,7 @@ def independent(K: int) -> str:
 
 
 def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side]:
-    """The sides that are compared for a model, also those that cannot run here. split: their cut."""
+    """The sides that are compared for a model, including sides that cannot run here. split: their cut."""
     common = {**wanted(text), "K": given.K}
     names = (JOINED, TOGETHER, independent(given.K), ALONE, *PEERS, *given.also)
     return [peers.parse(name, common, "", split) for name in names]
@@ -92,8 +92,8 @@ def compare(
 ) -> tuple[list[Worker], dict[str, Any]]:
     """Measures the sides of a model, with new processes for each of --starts.
 
-    Returns: (a worker of each side with the windows of all starts, the recordings of the processes of JOINED in one
-        more window).
+    Returns: (for each side a worker with the windows of all starts, what each process of the side JOINED recorded in
+        one more window).
     """
     first, recorded = list[Worker](), dict[str, Any]()
     for start in range(given.starts):
@@ -118,7 +118,8 @@ def ahead(K: int) -> int:
 
 
 def speed(of: Mapping[str, Any], worker: Worker) -> float:
-    """Images/s of a window; for independent processes the sum, each over its own time."""
+    """Images/s of a window. For independent processes it is the sum of each process's images divided by its own
+    time."""
     if "each_seconds" in of:
         images = of["batches"] * worker.side.batch_size / len(of["each_seconds"])
         return sum(images / seconds for seconds in of["each_seconds"])
@@ -175,7 +176,8 @@ def exchange_row(joined: Worker, recorded: Mapping[str, Any], given: report.Give
 
 
 def bound(block_seconds: Sequence[float], joined: Worker) -> dict[str, Any]:
-    """Each stage's share of a batch's time, and the bound on the speed-up over BP that follows for separate stages.
+    """Each stage's share of a batch's time, and the bound that the shares set on the speed-up of separate stages over
+    BP.
 
     block_seconds: the seconds of each block alone, on one core.
     """

@@ -5,18 +5,19 @@
     .venv/bin/python -m benchmarks.simulate --validate --K 2 --method bp fdg ddg fr dgl dni gpipe data_parallel
 
 The simulator runs a schedule on devices whose operations take given times. `--times measured` (default) measures every
-operation of every stage alone, in a process pinned to one core that trains this pipeline, so a device is a core.
-`--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}, and
-`--times 50TFLOP/s` takes the blocks' FLOPs at that speed, twice for a backward pass. Images/s of K devices exclude the
-host, unless `--host-microseconds` gives the time of a dispatch. Memory is that of each device of a stage.
+operation of every stage alone, in a process that trains this pipeline. The process is pinned to one core, so a device
+is a core. `--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary":
+0.0}. `--times 50TFLOP/s` divides the blocks' FLOPs by this speed; a backward pass has twice the FLOPs. Images/s of K
+devices exclude the host, unless `--host-microseconds` gives the time of a dispatch. Memory is given for each device of
+a stage.
 
-`--processes N` spreads the stages over N processes as the library does, each with a host of its own. `--link` is then
-the link between processes, and messages within a process take no time. "Links busy" is the share of time in
-which bytes travel from one stage to another; latency occupies no link. "Lost to links" is the share of the images/s
-without any link that is lost: 0% where computing hides all transfers.
+`--processes N` spreads the stages over N processes as the library does. Each process has its own host. `--link` is then
+the link between processes, and messages within a process take no time. "Links busy" is the share of time in which bytes
+travel from one stage to another; latency does not count. "Lost to links" is the percentage by which links lower the
+images/s. It is 0% where computing hides all transfers.
 
-`--validate` tests the simulator on this machine. Every method has a process pinned to as many cores as stages. In turns
-with the others, it measures the times of its operations and then its speed; the times predict the speed. The emulated
+`--validate` tests the simulator on this machine. Every method has a process pinned to as many cores as stages. The
+methods take turns. Each measures the times of its operations, which predict its speed, and then its speed. The emulated
 devices of a process share its cores, so an operation that runs alone may use them all. The simulator therefore gets the
 times of each operation alone and while other stages compute.
 """
@@ -40,7 +41,8 @@ RUN_AHEAD = 16  # losses that may be unread
 
 
 def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
-    """(the links between neighbouring stages, the process of each stage). Raises BadInput if there are too many."""
+    """(the links between neighbouring stages, the process of each stage). Raises BadInput if there are too many
+    processes."""
     if K == 1:
         return [], [0]
     if given.processes > K:
@@ -87,7 +89,7 @@ def machine(side: side_specs.Side, given: report.Given, known: dict[Any, Any], R
 
 
 def replicas_of(side: side_specs.Side, given: report.Given) -> list[int]:
-    """The devices of each stage of a side. Data parallelism spreads every stage by itself."""
+    """The devices of each stage of a side. The method data_parallel spreads every stage itself."""
     alone = methods.find(side.method).places or (side.K == 1 and "," in given.replicas)
     return [1] * side.K if alone else replicas(given.replicas, side.K)
 
@@ -95,8 +97,8 @@ def replicas_of(side: side_specs.Side, given: report.Given) -> list[int]:
 def programs_of(side: side_specs.Side) -> str:
     """A key for the programs that a side's stages run.
 
-    Ordinary stages are the same in all methods that have them. They are measured once, so that these methods differ in
-    their schedules only.
+    Methods with ordinary stages run the same programs. The programs are measured once, so that predictions for these
+    methods differ by their schedules only.
     """
     method, schedule = methods.find(side.method), side_specs.schedule_of(side)
     if method.stage is not None or schedule.micro_batches > 1:

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m benchmarks.split --model resnet56 wrn16_4 --K 2 4 --batch-size 128
 
-K decoupled stages take as long for a batch as the slowest of them. So the slowest stage's share of the whole bounds the
-speed-up of K stages over one: at most 100 / share. The forward pass, the backward pass and the update of every block
-are measured (fdg_jax.block_times). All splits of a model are judged by the same times. Another benchmark
-measures the images/s that they reach:
+K decoupled stages take as long for a batch as the slowest of them. So the speed-up of K stages over one is at most 100
+/ (the slowest stage's share in percent). The forward pass, the backward pass and the update of every block are measured
+(fdg_jax.block_times). All splits of a model are judged by the same times. Another benchmark measures the images/s that
+splits reach:
 
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
 """

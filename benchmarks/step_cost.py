@@ -1,13 +1,13 @@
-"""A step of `Pipeline` at K = 1, or of an optimizer by `fdg_jax.late`, next to a plain donated `jax.jit` step.
+"""Compares a step of `Pipeline` at K = 1, or of an optimizer by `fdg_jax.late`, with a plain donated `jax.jit` step.
 
     taskset -c 1 .venv/bin/python -m benchmarks.step_cost
     taskset -c 1 .venv/bin/python -m benchmarks.step_cost --late
 
-The first network is so small (two dense layers, 32 rows) that nearly all of the time is the host's, and the host's is
-what is measured. For the others it is the whole step, with the wait for the device. With --late, plain JAX trains a
-whole network on one device in one program on both sides, with its own optimizer and with the late one (FDG, K = 8).
-Both sides take turns in one process, and the result is the median over all turns. On a busy machine only the ratio
-counts.
+The first network is so small (two dense layers, 32 rows) that nearly all of the time is the host's, so only the host's
+time is measured. For the other networks the whole step is measured, with the wait for the device. With --late, both
+sides are plain JAX, which trains a whole network on one device in one program. One side has a usual optimizer, the
+other the same optimizer made late (FDG, K = 8). Both sides take turns in one process, and the result is the median over
+all turns. On a busy machine only the ratio counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def drawn(name: str, n: int, size: int) -> tuple[Sequence[nn.Module], Batch]:
 
 
 def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[], Any], ...]:
-    """The plain step and the one of `Pipeline`."""
+    """The plain step and the step of `Pipeline`."""
     optimizer, cut = optax.sgd(0.1, momentum=0.9), "even" if len(blocks) > 1 else None
     made = fdg_jax.Pipeline(blocks, cross_entropy, optimizer, "bp", K=1, split=cut).init(jax.random.key(0), batch)
 
@@ -61,7 +61,7 @@ def of_pipeline(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[],
 
 
 def of_late(blocks: Sequence[nn.Module], batch: Batch) -> tuple[Callable[[], Any], ...]:
-    """The plain step with AdamW, and with AdamW that is late."""
+    """The plain step with AdamW, and with late AdamW."""
     chain, n = optax.adamw(1e-4), len(blocks)
     stage_of = {split.block_name(i): i * LATE_K // n + 1 for i in range(n)}
     slow = late.optimizer(chain, lambda path: stage_of[path.split("/")[0]], K=LATE_K)

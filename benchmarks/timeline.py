@@ -2,19 +2,19 @@
 
     .venv/bin/python -m benchmarks.timeline --model resnet20 --K 2 --method fdg --out runs/timeline
 
-The run is that of the training command. When an operation is dispatched, its results go to a thread of its stage, which
-waits for one after the other. So the end of each operation is known, without extra work for the devices and without
-delaying the loop. The beginning is computed: it is the latest of the operation's dispatch, the previous end of its
-stage, and the arrival of its messages. A CPU device runs one program after another, so an operation can begin then.
-Only the lack of a free thread may delay it, which counts as computing.
+The run is the same as the training command's. When an operation is dispatched, its results go to a thread of its stage,
+which waits for one after the other. So the end of each operation is known, without extra work for the devices and
+without delaying the loop. The beginning is computed: it is the latest of the operation's dispatch, the previous end of
+its stage, and the arrival of its messages. A CPU device runs one program after another, so an operation can begin at
+this time. Only the lack of a free thread may delay it; such a delay counts as computing.
 
-Precision: an end is seen late, because the thread has to wake up and get Python's lock, for which threads ask every 0.1
-ms during the run. The last line of the output has the delay. It is measured in the same process, against a thread that
-polls without pause and never gives up the lock by itself, which is the worst case. Busy cores increase the delay.
-Recording begins when the pipeline is full and everything is compiled.
+Precision: an end is seen late, because the thread has to wake up and get Python's lock. During the run, threads ask for
+this lock every 0.1 ms. The last line of the output has the delay. The delay is measured in the same process, relative
+to a thread that polls without pause and never gives up the lock by itself. This is the worst case. Busy cores increase
+the delay. Recording begins when the pipeline is full and everything is compiled.
 
-It writes timeline.png, and timeline.json in Chrome's trace format, for ui.perfetto.dev. There, one process is the
-measured run and one the predicted one; a row is a stage or a link.
+The benchmark writes timeline.png, and timeline.json in Chrome's trace format, for ui.perfetto.dev. In the trace, one
+process is the measured run and another is the predicted run; a row is a stage or a link.
 """
 
 import json
@@ -65,7 +65,7 @@ def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
 def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
     """Trains on so many batches with a full pipeline.
 
-    Returns: (the events, the time of each operation alone, as Trainer.operations has it).
+    Returns: (the events, the result of Trainer.operations: the time of each operation alone).
     """
     trainer = bench_worker.Trainer(side)
     report.say("compiling, filling the pipeline")

@@ -1,11 +1,11 @@
-"""A character transformer in four stages on four devices, none waiting for another; and then it writes.
+"""A character transformer in four stages on four devices, none waiting for another. At the end it writes a text.
 
     .venv/bin/python examples/characters.py
 
-The text is that of Python's own help, a token is a byte. The blocks are the library's (embedding, layers, head), but
-yours would do: modules that take what the one before gives. Dropout, warm-up, AdamW and clipping are plain Flax and
-optax; each stage has an optimizer of its own, so the norm that is clipped is that of one stage's gradient.
-`.venv/bin/python -m fdg_jax.experiments.language_model` is the same with checkpoints, reports and resuming.
+The text is that of Python's own help; a token is a byte. The blocks are the library's (embedding, layers, head). Your
+own would do as well: each takes what the one before returns. Dropout, warm-up, AdamW and clipping are plain Flax and
+optax; each stage has an optimizer of its own, so clipping uses the norm of one stage's gradient. `.venv/bin/python -m
+fdg_jax.experiments.language_model` is the same with checkpoints, reports and resuming.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def loss(logits, labels):
 
 
 def written(pipeline, prompt, length, temperature=0.7):
-    """So many characters after the prompt [BLOCK], drawn one by one from what the network predicts."""
+    """`length` characters after the prompt [BLOCK], drawn one by one from what the network predicts."""
     rng, context = np.random.default_rng(0), prompt.copy()
     for _ in range(length):
         logits = pipeline.predict(context[None])[0, -1].astype(np.float64) / temperature
@@ -47,7 +47,7 @@ def main():
     rng = np.random.default_rng(0)
 
     def batch(characters, size=16):
-        """(inputs, labels): blocks at random places, and of each character the next one."""
+        """(inputs, labels): blocks at random places, and for each character the next character."""
         places = rng.integers(0, len(characters) - BLOCK, (size, 1)) + np.arange(BLOCK)
         return characters[places], characters[places + 1]
 

@@ -3,8 +3,8 @@
     .venv/bin/python examples/digits.py
 
 The network is a list of blocks. `split="balanced"` cuts it into K=2 stages by their FLOPs, one device each. Every
-stage but the last uses gradients of earlier batches; beta shrinks them. BP, in the same loop, is for comparison.
-At the end the weights leave the pipeline as one Flax dictionary and go on without this library's pipeline.
+stage but the last uses gradients of earlier batches; beta shrinks them. BP in the same loop is there for comparison. At
+the end the pipeline gives its weights as one Flax dictionary, which plain Flax uses without the pipeline.
 """
 
 import argparse
@@ -37,7 +37,8 @@ BLOCKS = [Convolution(16), Convolution(32), Convolution(32), Convolution(32), Sc
 
 
 def digits():
-    """1,797 images of 8x8 pixels, which come with scikit-learn: ((images, labels) to train on, and to test with)."""
+    """1,797 images of 8x8 pixels, which come with scikit-learn: ((images, labels) for training, (images, labels) for
+    testing)."""
     images, labels = load_digits(return_X_y=True)
     images, labels = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1), labels.astype(np.int32)
     return (images[:1500], labels[:1500]), (images[1500:], labels[1500:])
@@ -55,7 +56,7 @@ def loss(outputs, labels):
 
 
 def trained(method, epochs, **options):
-    """The pipeline after so many epochs, every batch used."""
+    """The pipeline after so many epochs, when every batch has been used."""
     training, testing = digits()
     optimizer = optax.sgd(optax.cosine_decay_schedule(0.1, 30 * epochs), momentum=0.9)
     pipeline = fdg_jax.Pipeline(BLOCKS, loss, optimizer, method, split="balanced", K=2, **options)

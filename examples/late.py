@@ -2,10 +2,10 @@
 
     .venv/bin/python examples/late.py
 
-The network is a residual one whose layers are stacked, as `nn.scan` stacks them: `late.LAYERS` cuts them into K stages.
-For each K it is trained with the gradients of a pipeline, by seeds side by side, until its test error is the target.
-Then the simulator says how much faster K devices would do a batch, over links that are fast or slow. A pipeline pays
-where it gains more time per batch than it needs batches.
+It is a residual network whose layers are stacked, as `nn.scan` stacks them. `late.LAYERS` cuts the layers into K
+stages. For each K it is trained with late gradients, as in a pipeline of K stages, until its test error reaches the
+target. Several seeds train side by side. Then the simulator predicts the speed-up per batch on K devices, for fast and
+slow links. A pipeline pays if the speed-up per batch is larger than the growth in the number of batches.
 """
 
 import argparse
@@ -77,8 +77,8 @@ def errors(K, seeds, batches, **options):
 
 
 def batches_to(target, errors):
-    """The median over seeds of the batches until the mean test error of five evaluations is the target; infinite if
-    most seeds do not reach it."""
+    """The number of batches until the mean test error of five evaluations reaches the target, as the median over seeds;
+    infinite if most seeds do not reach it."""
     means = [np.convolve(run, np.ones(5) / 5)[: len(run)] for run in errors.T]
     reached = [np.flatnonzero((run <= target) & (np.arange(len(run)) >= 4)) for run in means]
     return float(np.median([EVERY * (1 + float(first[0])) if first.size else np.inf for first in reached]))

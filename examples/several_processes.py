@@ -1,4 +1,4 @@
-"""Your own modules in one process, or in as many as there are stages, on one host or on several.
+"""Trains your own modules in one process, or in one process per stage, on one host or on several hosts.
 
     .venv/bin/python -m fdg_jax.launch --processes 2 -- examples/several_processes.py --K 2
 

@@ -3,10 +3,10 @@
     .venv/bin/python examples/slow_link.py
 
 A method is a schedule: which stage goes forward (F) and backward (B) on which batch at tick t, as plain integers. Here
-every message takes `link_ticks` ticks more than in FDG, so every gradient is later; with 0 this is FDG to the last bit.
-The engine, evaluation, checkpoints and staleness need no change: they follow the schedule, which is checked on integers
-before anything is trained. All commands take this file, with its flag: `-m fdg_jax.experiments.cifar --method
-./examples/slow_link.py --link-ticks 2`, or `-m fdg_jax.schedule --method ./examples/slow_link.py --K 3`.
+every message takes `link_ticks` ticks more than in FDG, so every gradient is later. With `link_ticks` 0 this is FDG to
+the last bit. The engine, evaluation, checkpoints and staleness need no change: they follow the schedule. It is checked
+on integers before anything is trained. All commands take this file, with its flag: `-m fdg_jax.experiments.cifar
+--method ./examples/slow_link.py --link-ticks 2`, or `-m fdg_jax.schedule --method ./examples/slow_link.py --K 3`.
 """
 
 import argparse
@@ -36,9 +36,9 @@ def slow_link(K, link_ticks=1):
             forward, backward = t - (k - 1) * hop, t - (2 * K - k - 1) * hop  # the batches; the same for k = K
             pair = [Op("B", k, backward), Op("F", k, forward)]
             ops += reversed(pair) if k == K else pair
-        return existing_ops(ops, last)  # leaves out batches that there are not, while it fills and empties
+        return existing_ops(ops, last)  # leaves out batches that do not exist while the pipeline fills and empties
 
-    delays = tuple(2 * (K - k) * hop - 1 if k < K else 0 for k in range(1, K + 1))  # gradients a forward pass lacks
+    delays = tuple(2 * (K - k) * hop - 1 if k < K else 0 for k in range(1, K + 1))  # gradients not used yet
     ticks = lambda batches: batches + 2 * (K - 1) * hop if batches else 0  # noqa: E731
     return Schedule("slow_link", K, tick, delays, ticks, chain(K))  # chain: x goes up and dy down, as in BP
 

@@ -1,11 +1,12 @@
-"""Weights of a PyTorch network in, and trained weights out again, by safetensors files. PyTorch is not needed.
+"""Reads weights of a PyTorch network, and writes the trained weights for PyTorch, both as safetensors files. PyTorch is
+not needed.
 
     .venv/bin/python examples/torch_weights.py [FILE.safetensors] [--to FILE.safetensors]
 
-The network is PyTorch's Conv2d, BatchNorm2d, ReLU, Conv2d, ReLU, mean over pixels, Linear. What differs there: a
-convolution's weight is [out, in, height, width] (here [height, width, in, out]), a Linear's [out, in] (here [in, out]),
-and images are [n, channels, height, width] (here channels are last; so a network that flattens an image before a Linear
-has the rows of that matrix in another order, which the mean over pixels avoids). In PyTorch:
+The network is PyTorch's Conv2d, BatchNorm2d, ReLU, Conv2d, ReLU, mean over pixels, Linear. In PyTorch a convolution's
+weight is [out, in, height, width] (here [height, width, in, out]), a Linear's is [out, in] (here [in, out]), and images
+are [n, channels, height, width] (here channels are last). A network that flattens an image before a Linear also has the
+rows of that matrix in another order; the mean over pixels avoids this. In PyTorch:
 
     safetensors.torch.save_file(network.state_dict(), FILE)
     network.load_state_dict(safetensors.torch.load_file(FILE))  # PyTorch itself sets num_batches_tracked to 0
@@ -51,7 +52,7 @@ NAMES = {  # PyTorch's name: the path here
     "fc.weight": "params/block001/scores/kernel",
     "fc.bias": "params/block001/scores/bias",
 }
-HERE = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}  # number of axes: which of PyTorch's stands where
+HERE = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}  # number of axes: the order of PyTorch's axes here
 THERE = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}  # the inverse
 
 

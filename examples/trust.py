@@ -1,12 +1,12 @@
-"""A correction of late gradients of your own, in one file: trust a gradient less where the weights have moved since.
+"""A correction of late gradients of your own, in one file: trust a gradient less where the weights have moved.
 
     .venv/bin/python examples/trust.py
 
 A gradient of stage k was taken at the weights `then` of its batch's forward pass, and is used at the weights `now`.
 This correction divides each of its numbers by 1 + distrust * |now - then| / mean of |now - then|. It is no published
-method; it is what an idea of your own looks like. A correction may also change the weights of the forward pass,
-remember something, or stand around the optimizer: fdg_jax/corrections/interface.py. `make` is called for stages with
-late gradients only. All commands take this file: `--correct ./examples/trust.py --distrust 1`.
+method, but shows what an idea of your own looks like. A correction may also change the weights of the forward pass,
+remember something, or wrap the optimizer (fdg_jax/corrections/interface.py). `make` is called for stages with late
+gradients only. All commands take this file: `--correct ./examples/trust.py --distrust 1`.
 """
 
 import argparse

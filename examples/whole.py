@@ -5,7 +5,8 @@
 
 Fully decoupled learning with delayed gradients (FDG, arXiv 1906.09108): at every tick each stage works on what arrived
 in the tick before. Stage k goes forward on one batch and backward on an older one. The price is that its gradients are
-late. They were computed at weights that the stage has updated several times since: that number is their staleness.
+late. They were computed at weights that the stage has updated several times since then. The number of these updates is
+the staleness.
 
 Read it from top to bottom. The library does the same with devices, files and many methods (README.md).
 """
@@ -67,7 +68,7 @@ def loss_of(stage, x, labels):
 def forward(stage, x):
     """(activations for the stage above, the function that takes their gradient back to this stage's weights).
 
-    That function holds the weights of now: a late gradient is that of the weights at which its batch went forward.
+    That function holds the present weights, so a late gradient is taken at the weights at which its batch went forward.
     """
     return jax.vjp(hidden, stage, x)
 
@@ -93,7 +94,7 @@ def updated(stage, velocity, gradient, factor):
 
 @jax.jit
 def one_update_ahead(stage, before):
-    """A correction of late gradients: go forward at the weights that one more update like the last would give."""
+    """A correction of late gradients: go forward at the weights that one more update, equal to the last, would give."""
     return jax.tree.map(lambda now, then: now + (now - then), stage, before)
 
 
@@ -102,10 +103,11 @@ def one_update_ahead(stage, before):
 
 
 def operations(t, K, batches):
-    """The operations of tick t = 1, 2, ...: (what, stage k, batch), in the order in which a stage does its own.
+    """The operations of tick t = 1, 2, ...: (what, stage k, batch), in the order in which each stage does its
+    operations.
 
     Batch b enters stage 1 at tick b and reaches stage k at tick b+k-1. Stage K goes backward on it at once. Its
-    gradient is back at stage k at tick b+2K-k-1, so 2(K-k) ticks after stage k went forward on it.
+    gradient is back at stage k at tick b+2K-k-1, which is 2(K-k) ticks after stage k went forward on batch b.
     """
     found = []
     for k in range(K, 0, -1):

@@ -1,8 +1,8 @@
 """The paper's tables as code: one file per table, which lists its runs, makes missing runs and writes its page.
 
-A table is a module here that holds `TABLE` (see `harness.run_table.Table`); its file name is its name, and nothing
-needs to be registered. Its page is `pages/<table>.md.in`, filled in from `results/<table>.jsonl`, which has a line for
-every finished run. The tables' common code is in `harness/`.
+A table is a module here that holds `TABLE` (see `harness.run_table.Table`); the file's name is the table's name, and
+nothing needs to be registered. A table's page is `pages/<table>.md.in`, filled in from `results/<table>.jsonl`, which
+has a line for every finished run. The tables' common code is in `harness/`.
 """
 
 import pkgutil

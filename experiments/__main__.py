@@ -1,4 +1,4 @@
-"""`python -m experiments` lists the tables; `python -m experiments NAME list|run|collect|render` works on one.
+"""`python -m experiments` lists the tables; `python -m experiments NAME list|run|collect|render` works on one table.
 
 The list says what each table shows and how many of its runs are finished; NAME --help explains the rest.
 """

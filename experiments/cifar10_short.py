@@ -1,6 +1,7 @@
 """ResNet-20 on CIFAR-10 with BP and FDG, K = 2, 3, 4 and beta = 1, 0.5, for as many epochs as a CPU allows.
 
-This is not a table of the paper. With 5 of 300 epochs, its numbers only compare these runs with one another.
+This is not a table of the paper. It has 5 of the paper's 300 epochs, so its numbers only compare these runs with one
+another.
 """
 
 import sys

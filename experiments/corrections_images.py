@@ -1,7 +1,7 @@
 """Every correction of late gradients on equal terms: ResNet-20 on CIFAR-10 in 5 epochs, K = 4 and K = 2.
 
-Each arm is tuned on held-out training images with a grid of the same size, then trained with three seeds and tested on
-the test images. corrections.md has the rules that were fixed before the first run.
+Each arm (a way to train) is tuned on held-out training images with a grid of the same size. Then it is trained with
+three seeds and tested on the test images. corrections.md has the rules that were fixed before the first run.
 """
 
 import sys
@@ -18,7 +18,7 @@ from experiments.tuning.arms import Arm, Part
 from experiments.tuning.images import FOUR, OF_BP, OWN_BP, OWN_BPS, PARTS, TWO
 from experiments.tuning.verdicts import Scale, Verdict
 
-GAIN, LEVEL = 0.5, 1.0  # percentage points: the smallest gain that counts; the most behind BP that is still level
+GAIN, LEVEL = 0.5, 1.0  # percentage points: the smallest gain that counts; the largest gap to BP that is still level
 POINTS = Scale("points", GAIN, digits=2)
 ALL_BPS = OF_BP, OWN_BPS  # BP is the same for every K
 
@@ -35,7 +35,7 @@ def values(lines: Lines, part: Part, arm: Arm) -> Seeds:
 
 
 def of_name(lines: Lines, part: Part, name: str) -> Seeds:
-    """The test errors of an arm by its name. BP is one part for every K."""
+    """The test errors of an arm by its name. All K have the same runs of BP."""
     where, arm = next((each, arm) for each in (part, OF_BP) for arm in each.arms if arm.name == name)
     return values(lines, where, arm)
 
@@ -73,7 +73,8 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
 
 
 def without_t1(lines: Lines, part: Part, arm: Arm) -> str:
-    """A remark on the verdict for an arm that always divides the rate, where PipeMare's T1 stops dividing."""
+    """A remark if tuning did not choose T1. Then the arm always divides the rate, while PipeMare's T1 stops dividing
+    it."""
     choice = part.choice(lines, arm) or {}
     return " T1 was tried and not chosen." if choice.get("anneal_updates") == 0 else ""
 
@@ -84,7 +85,7 @@ def percent(part: float) -> str:
 
 
 def best(lines: Lines, names: Sequence[str]) -> str:
-    """The arm with the lowest mean error at K = 4, of those named that have all seeds."""
+    """The arm with the lowest mean error at K = 4, among the named arms that have all seeds."""
     found = {arm.label: values(lines, FOUR, arm) for arm in FOUR.arms if arm.name in names}
     means = {label: own.mean for label, own in found.items() if len(own.by_seed) == len(FOUR.seeds)}
     label = min(means, key=means.__getitem__, default="")

@@ -33,7 +33,7 @@ from experiments.tuning.verdicts import Scale, Verdict
 
 GAIN = 0.02  # nats per byte: the smallest gain that counts
 NATS = Scale("nats", GAIN, digits=3)
-MOST = {"within": 1.1, "within-1.27": 1.27}  # factors on BP's tokens; the first is the issue's aim
+MOST = {"within": 1.1, "within-1.27": 1.27}  # factors on BP's tokens; the first was the goal
 
 AT_END = f"tokens of {STEPS:,} steps / BP's to the same loss"
 HEADS = (
@@ -93,7 +93,8 @@ def full_label(arm: Arm) -> str:
 
 
 def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
-    """An arm's gaps by K. first: the part of one K that has the arm; the other parts differ in K alone."""
+    """An arm's gap to BP for each K. first: a part that has the arm; the parts for other K differ from it in K
+    alone."""
     cells, marks = [], markdown.marks(lines)
     for K in STAGES:
         part = next((each for each in PARTS if each.name == f"grow{K}" and arm in each.arms), None)
@@ -115,7 +116,7 @@ def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
 
 
 def goal(lines: Lines) -> str:
-    """The arm with the fewest tokens to its BP's loss. If none reaches this loss with all seeds: the arm nearest to
+    """The arm with the fewest tokens to its BP's loss. If no arm reaches this loss with all seeds, the arm nearest to
     it."""
     whole = [
         (full_label(arm), times_bp(lines, part, arm), behind(lines, part)[arm.label])
@@ -155,7 +156,7 @@ def behind(lines: Lines, part: Part, called: Callable[[Arm], str] = lambda arm: 
 
 
 def with_diverged(lines: Lines, part: Part) -> dict[str, list[float]]:
-    """`behind` for a picture: the label of an arm says how many runs have diverged, even if no run is left."""
+    """`behind` for a picture: an arm's label has the number of its diverged runs, even if no other run is left."""
     found = behind(lines, part)
     lost = {arm.label: len(values(lines, part, arm).diverged) for arm in part.arms if not arm.name.startswith("bp")}
     return {pictures.bar_label(name, lost[name]): found.get(name, []) for name in lost if name in found or lost[name]}

@@ -177,7 +177,7 @@ def blocks(lines: Lines) -> Mapping[str, str]:
     return {"table": markdown.table(HEADS, rows), "differences": differences(lines), **verdicts(lines)}
 
 
-# `differences` keeps its runs in the same place, as its base arm is one of these.
+# `differences` keeps its runs in the same place, since its base runs are among these.
 TABLE = Table("decisive", RUNS, blocks, picture, diverging=True, shares="decisive")
 
 if __name__ == "__main__":

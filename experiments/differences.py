@@ -1,7 +1,7 @@
 """The differences between this package and the authors' code, and the effect of each. Registered.
 
-The base is FDG with β = 0.3 in the runs of 20 epochs of `decisive` (ResNet-8 on CIFAR-10 averaged to 16x16, K = 4),
-with the first three seeds. Every arm changes one thing. Both tables keep their runs in one place.
+The base is the first three seeds of FDG with β = 0.3 in the table `decisive`: 20 epochs of ResNet-8 on CIFAR-10
+averaged to 16x16, K = 4. Every arm changes one thing. This table and `decisive` keep their runs in one place.
 """
 
 import sys
@@ -26,9 +26,9 @@ class Difference(NamedTuple):
     what: a name of one or two words.
     theirs: the behaviour of the authors' code; files are those of ZHUANGHP/FDG unless another source is named.
     ours: the behaviour of this package.
-    changed: the options in which the arm differs from the base; empty if there is no arm. `engine` is no difference by
-        itself (see WORDS).
-    note: how to read the arm, or why there is none.
+    changed: the options in which the arm differs from the base; empty if there is no arm. A difference in `engine`
+        alone does not count (see WORDS).
+    note: how to read the arm's result, or why there is no arm.
     """
 
     what: str
@@ -151,7 +151,7 @@ def seeds(lines: Lines, arm: str = "") -> Seeds:
 
 
 def effect(lines: Lines, arm: str) -> str:
-    """The registered rule in words: "yes", "none shown", or "" with fewer seeds than registered."""
+    """The result of the registered rule: "yes", "none shown", or "" with fewer seeds than registered."""
     found = seeds(lines, arm).minus(seeds(lines)).interval()
     if found is None or found.n < len(SEEDS):
         return ""

@@ -1,8 +1,8 @@
 """Figures 3(a) and (b): learning curves of WRN-28-10 on CIFAR-10 by BP, DDG, FR, DGL and FDG with K = 2, 3 and 4.
 
-The pictures are not in the paper's source. The text concludes from them that DGL and FDG are faster, so one picture
-must be over time. This figure has training loss and test error, over epochs and over hours. The runs are those of Table
-6.
+The pictures are not in the paper's source. The paper's text concludes from the pictures that DGL and FDG are faster, so
+one picture must have time on its axis. This figure has training loss and test error, over epochs and over hours. The
+runs are those of Table 6.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""The effect of another machine on `corrections_images`: its final runs of BP and FDG, trained once more on a GPU.
+"""The effect of another machine on `corrections_images`: the table's final runs of BP and FDG are repeated on a GPU.
 
 A GPU sums in another order than a CPU, so the runs differ from the first batches on. They are other samples of the same
-training, and their errors should differ from the CPU's no more than seeds differ.
+training. Their errors should differ from the CPU's by no more than seeds differ.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""ResNet-20 on CIFAR-10 by every method but the control scaled_bp, K = 2 and 4, for one epoch.
+"""ResNet-20 on CIFAR-10 by every method except the control scaled_bp, K = 2 and 4, for one epoch.
 
 This is not a table of the paper. Its numbers only compare methods with one another, on the same batches and with the
 same recipe.

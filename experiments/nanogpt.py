@@ -1,7 +1,8 @@
 """nanoGPT's setting for a CPU: Tiny Shakespeare by characters, BP beside FDG and PipeDream at K = 4.
 
-Every run has the same tokens by seed: nanoGPT's two files, and blocks that begin anywhere. No rate was tuned: all rows
-have nanoGPT's. Its loss is of 20 random batches of the validation file, ours of the whole file.
+Runs of one seed see the same tokens: nanoGPT's two files, in blocks that begin anywhere. No rate was tuned: all rows
+have nanoGPT's rate. nanoGPT's loss is the mean of 20 random batches of the validation file; ours is the mean of the
+whole file.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 METHODS = {"BP": ("bp", 1), "FDG": ("fdg", 4), "PipeDream": ("ddg", 4)}
 LINEAR = {"correct": "anticipate", "prediction": "linear"}
-OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options; and of late methods
+OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # its options; further options of late methods
     "AdamW": ({"optimizer": "adamw", "momentum": 0.9}, {}),
     "Muon": ({"optimizer": "muon", "momentum": 0.95}, LINEAR),
     "rotation": ({"optimizer": "rotation", "momentum": 0.9}, LINEAR),
@@ -67,7 +68,7 @@ RUNS = (  # BP with AdamW first, then seed by seed, so that an unfinished table 
 
 def write_tokens() -> None:
     """Writes nanoGPT's two files of tokens: each character's place in the sorted alphabet. The first 90% are for
-    training. Raises BadInput without the text, or if it is another one."""
+    training. Raises BadInput if the text is missing or differs."""
     named = os.environ.get(FILE, "")
     try:
         text = Path(named).read_bytes()
@@ -93,7 +94,7 @@ def losses(lines: Lines, method: str, optimizer: str, step: int = STEPS) -> Seed
 
 
 def original(step: int) -> Seeds:
-    """The same of nanoGPT's own script, which a person has run: docs/log.md says how."""
+    """The validation losses of nanoGPT's own script after so many steps. docs/log.md says how it was run."""
     rows = np.loadtxt(RESULTS / ORIGINAL, delimiter=",", skiprows=1, ndmin=2)  # seed, step, of 20 batches, of the file
     return Seeds({int(seed): loss for seed, at, _, loss in rows if at == step})
 
@@ -114,7 +115,7 @@ def blocks(lines: Lines) -> Mapping[str, str]:
 
 
 def picture(lines: Lines, path: Path) -> None:
-    """Draws the validation losses of every row, the means of its seeds, and those of nanoGPT's script."""
+    """Draws the validation losses of every row and of nanoGPT's script, each as the mean of its seeds."""
     curves = [
         (f"{method}, {optimizer}", style, LIGHT[f"c{nth}"], partial(losses, lines, method, optimizer))
         for method, style in zip(METHODS, ("-", "--", ":"), strict=True) for nth, optimizer in enumerate(OPTIMIZERS)

@@ -44,7 +44,7 @@ GRID = tuple(
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Both limits, as rate * h / (1 - m), and the exact one of plain SGD."""
+    """The limits by eigenvalues and by training, as rate * h / (1 - m), and the exact limit of plain SGD."""
     from experiments.limits import eigenvalues, measured
     from fdg_jax.corrections.anticipate import coefficient
 

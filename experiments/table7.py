@@ -1,7 +1,7 @@
 """Table 7: images per second and the speedup over BP, with one GPU per stage for K = 2, 3 and 4.
 
 This table has no training runs: `benchmarks.images_per_second` measures speeds and adds its lines to
-benchmarks/results. The speedups that the paper prints are compared with its own images per second.
+benchmarks/results. The speedups that the paper prints are compared with those that follow from its images per second.
 """
 
 import json

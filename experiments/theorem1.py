@@ -1,4 +1,5 @@
-"""Theorem 1 in numbers: the expected change of the loss in one step against its bound, for many gamma, K and beta.
+"""Theorem 1 in numbers: compares the expected change of the loss in one step with its bound, for many gamma, K and
+beta.
 
 The network is linear and its loss a quadratic, so L, M and every expectation are known exactly (theorem/quadratic). The
 library itself trains (theorem/decoupled), forward first, with plain SGD. Four more runs look for steps that the theorem

@@ -28,7 +28,7 @@ class Trainer:
     """The training command's own pipeline on synthetic images, with the options of the side."""
 
     peers = jobs.ALONE  # the processes that train together
-    prepare = staticmethod(compile_cache.enable)  # of its process, as in the training command
+    prepare = staticmethod(compile_cache.enable)  # prepares its process, as in the training command
 
     def __init__(self, side: side_specs.Side):
         same = ("method", "K", "engine", "split", "model", "batch_size", "dtype")
@@ -53,15 +53,15 @@ class Trainer:
 
     @property
     def engine(self) -> host_engine.HostEngine:
-        """The engine, where it is the host's."""
+        """The engine, which must be the host engine."""
         engine = self.job.pipeline.engine
         assert isinstance(engine, host_engine.HostEngine)
         return engine
 
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed. If a dispatch takes many batches (the delay
-        line on an accelerator), only whole dispatches are made, so that one program is compiled; `batches` in the
-        answer is their number of batches.
+        line on an accelerator), only whole dispatches are made, so that one program is compiled. The answer has the
+        number of trained batches as `batches`.
         """
         data, pipeline = self.data, self.job.pipeline
         window = self.job.options.window or 1
@@ -81,8 +81,8 @@ class Trainer:
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and reports the live arrays afterwards.
 
-        resident_bytes is the memory of the process; files and threads are their numbers. They are None if the system
-        does not report them.
+        resident_bytes is the memory of the process; files and threads are numbers of open files and of threads. All
+        three are None if the system does not report them.
         """
         result = self.run(batches)
         gc.collect()
@@ -108,10 +108,10 @@ class Trainer:
         return {"predicted_bytes": live_bytes.predicted(engine), "measured_bytes": watch.most.total()}
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches (whole updates), after a first one that does not count, one operation at a time.
+        """Trains on so many batches (whole updates), one operation at a time. The first batch or update is not counted.
 
         Returns: the time of each operation (benchmarks.harness.operation_times), and the busy time of the process; {}
-            if many operations are one program.
+            if one program does many operations.
         """
         busy = time.process_time()
         data, engine, options = self.data, self.job.pipeline.engine, self.job.options

@@ -1,4 +1,5 @@
-"""Child processes of benchmarks and experiments that answer questions and end with this one (fdg_jax.machine.child).
+"""Child processes of benchmarks and experiments. They answer questions and end with this process
+(fdg_jax.machine.child).
 
 A question and its answer are a line of JSON each, on a process's standard input and output.
 """
@@ -79,7 +80,7 @@ def run(*words: str, **options: Any) -> str:
 
 
 def run_all(wanted: Sequence[Mapping[str, Any]]) -> None:
-    """Runs processes with logs side by side to their ends. Raises ChildFailed for the first that failed."""
+    """Runs processes with logs side by side to their ends. Raises ChildFailed for the first process that failed."""
     going: list[Child] = []
     try:
         going += [Child(**each) for each in wanted]

@@ -1,4 +1,4 @@
-"""Other forms of the layers' functions: to measure what a fast path gains, and how exact a program is."""
+"""Replaces functions of the layers by other forms, to measure the gain of a fast path or the accuracy of a program."""
 
 import contextlib
 import itertools

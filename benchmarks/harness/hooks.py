@@ -12,9 +12,9 @@ from fdg_jax.schedule import Address, Op
 class Call(NamedTuple):
     """A dispatch.
 
-    what: an operation's kind ("F", "B", ...); "U", an update within an operation; "send", a message from stage to
-        stage; "fill", one that enters; "enter", a batch, and the tick that follows; "loss", a loss to its reader;
-        "tell", a loss or a count to all processes.
+    what: an operation's kind ("F", "B", ...); "U": an update within an operation; "send": a message from stage to
+        stage; "fill": a message that enters the pipeline; "enter": a batch, with the tick that follows; "loss": a loss
+        to its reader; "tell": a loss or a count to all processes.
     k: the stage; for a message the receiving stage.
     batch: the number of the batch or micro-batch.
     address, sender: for a message, its target and the operation that sends it.

@@ -1,8 +1,8 @@
 """Several hosts on one machine: Linux network namespaces, joined by wires that can be cut and slowed down.
 
 A namespace has its own interfaces, addresses and ports, so a process in it reaches the others over the network only.
-The bridges are in a namespace of their own, the switch. Nothing is changed outside these namespaces, and removing them
-removes everything.
+The bridges are in a separate namespace, the switch. Nothing is changed outside these namespaces, so removing the
+namespaces removes everything.
 
     Hosts(3)                a wire from each host to one bridge
     Hosts(2, relay=True)    each host is also joined to `benchmarks.harness.relay`, which delays packets; `become`
@@ -61,7 +61,7 @@ def ip(*words: str) -> None:
 
 
 def run(*words: str) -> None:
-    """Runs a command. Raises BadInput with its output if it fails."""
+    """Runs a command. Raises BadInput with the command's output if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BadInput(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}. Is this root on Linux?")
@@ -126,7 +126,7 @@ class Hosts(contextlib.AbstractContextManager):
         return entering(self.names[number])
 
     def connect(self, large: bool) -> None:
-        """Makes the bridge, and a wire from each host to it. large: whether they carry large packets."""
+        """Makes the bridge, and a wire from each host to it. large: whether wires carry large packets."""
         ip("-n", self.switch, "link", "add", "bridge", "type", "bridge")
         ip("-n", self.switch, "link", "set", "bridge", "up")
         for number, host in enumerate(self.names):
@@ -144,7 +144,7 @@ class Hosts(contextlib.AbstractContextManager):
             ip("-n", self.names[number], "route", "replace", f"{address}/32", *way)
 
     def start_relay(self) -> Child:
-        """Starts the relay and gives each host one end of it. Raises BadInput if it ends at once."""
+        """Starts the relay and gives each host its device. Raises BadInput if the relay ends at once."""
         relay = Child(("-m", "benchmarks.harness.relay", *self.addresses), "relay", before=entering(self.switch))
         try:
             for host in self.names:
@@ -156,10 +156,10 @@ class Hosts(contextlib.AbstractContextManager):
         return relay
 
     def become(self, wire: Link) -> None:
-        """Sets latency and bandwidth: from now on, packets between hosts are delayed, and each host sends at the
-        bandwidth.
+        """Sets latency and bandwidth: from now on, packets between hosts are delayed, and each host sends at most at
+        the bandwidth.
 
-        No packet may be on its way. Raises BadInput for a latency without a relay.
+        Call it only when no packet is on its way. Raises BadInput for a latency without a relay.
         """
         if wire.latency_seconds:
             if self.relay is None:

@@ -31,8 +31,7 @@ class Trainer(bench_worker.Trainer):
     """The stages of this process."""
 
     def prepare_cpu(self, side: side_specs.Side) -> None:
-        """Joins the other processes. On the one core no operation is split over threads, as in a process for all
-        stages."""
+        """Joins the other processes. Each process has one core, so no operation is split over threads."""
         jobs.prepare_cpu(one_core=True)
         fdg_jax.join_processes(os.environ[serving.COORDINATOR], int(os.environ[serving.RANK]), side.K, side.K)
         self.peers = JoinedPeers(int(os.environ[serving.RANK]), side.K, math.inf, Notices())  # else each has all stages
@@ -40,9 +39,9 @@ class Trainer(bench_worker.Trainer):
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and records every operation and message.
 
-        Returns: `ended` (each dispatch of this process, with the time when its end was seen), `counted` (its messages),
-            `predicted` (the messages of all processes, from their shapes), `late` (the delays in seconds with which a
-            watcher sees an end), processor seconds and the window's times.
+        Returns: `ended`, each dispatch of this process with the time when its end was seen; `counted`, its messages;
+            `predicted`, the messages of all processes, from their shapes; `late`, the delays in seconds with which a
+            watcher sees an end; processor seconds; and the window's times.
         """
         before = os.times()
         with message_counts.counting(self.engine) as counted, quick_threads():
@@ -55,10 +54,11 @@ class Trainer(bench_worker.Trainer):
         return {**window, **seconds, "ended": ended, "late": late, "counted": counted, "predicted": predicted}
 
     def messages(self, tries: int) -> dict[str, Any]:
-        """Sends messages of the sizes in a tick, each `tries` times, one at a time and with no other on its way.
+        """Sends messages with the sizes of those in a tick, each `tries` times. Only one message is on its way at a
+        time.
 
-        Returns: `messages`, for each kind [what, k, to, bytes, this process's end of it ("sent", "arrived" or neither),
-            the times at this end].
+        Returns: `messages`, for each kind [what, k, to, bytes, this process's role ("sent", "arrived" or neither), the
+            times in this process].
         """
         places, found = self.engine.problem.places, list[list[Any]]()
         kinds = {each[:3]: each.size for each in message_counts.predicted(self.engine)}
@@ -69,7 +69,8 @@ class Trainer(bench_worker.Trainer):
         return {"messages": found}
 
     def leave(self) -> None:
-        """Leaves the other processes, which leave at the same time, without waiting long for one that does not."""
+        """Leaves the other processes, which leave at the same time. Does not wait long for a process that does not
+        leave."""
         timer = threading.Timer(LEAVING_SECONDS, os._exit, (0,))
         timer.daemon = True
         timer.start()
@@ -77,7 +78,7 @@ class Trainer(bench_worker.Trainer):
 
 
 def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, list[float]]:
-    """Sends so many bytes, and a few back when they have arrived. See `Trainer.messages`."""
+    """Sends `size` bytes. When they have arrived, a few bytes are sent back. See `Trainer.messages`."""
     like, answer = jax.ShapeDtypeStruct((size,), np.uint8), jax.ShapeDtypeStruct((1,), np.uint8)
     sends, takes = is_here(source), is_here(target)
     content = put(np.zeros(size, np.uint8), source) if sends else None

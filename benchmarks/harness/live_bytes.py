@@ -19,7 +19,8 @@ def buffers() -> dict[tuple[Any, int], int]:
 
 
 class Watch:
-    """Finds the most bytes of arrays on each device. `hook` counts arrays and stashes before every operation.
+    """Finds the largest number of bytes of arrays on each device. `hook` counts arrays and stashes before every
+    operation.
 
     Only arrays made after the watch are counted, so make it before the pipeline. of_before: whether earlier arrays are
     counted too.
@@ -53,7 +54,8 @@ class Watch:
 
 
 def predicted(engine: HostEngine) -> int:
-    """Bytes of the arrays of all devices: for each, the most that its stages hold together at one moment."""
+    """Bytes of the arrays of all devices. For each device, this is the most that its stages hold together at one
+    moment."""
     devices = {k: stage.place.device for k, stage in engine.stages.items()}
     now, most = Counter[int](), Counter[Any]()
     for k, moment in memory.over_time(engine):

@@ -75,13 +75,13 @@ def read(path: str, blocks: int) -> BlockTimes:
 def of_blocks(
     times: BlockTimes, cuts: Sequence[int], schedule: Schedule, weights: Sequence[int] = (), **machine: Any
 ) -> Machine:
-    """Makes a machine whose stages are sums of blocks. A method's `cost` gives the parts of its operations.
+    """Makes a machine whose stages are sums of blocks. A method's `cost` says which parts its operations have.
 
-    Stage K has no auxiliary network. The replicas of data parallel take 1/K of the time for 1/K of a batch, and GPipe's
-    micro-batches 1/M, which is the best case. The update takes the same time everywhere.
+    Stage K has no auxiliary network. A replica of data parallel takes 1/K of the time for 1/K of a batch, and a
+    micro-batch of GPipe takes 1/M. This is the best case. The update takes the same time everywhere.
 
-    weights: bytes of each stage's weights. Data parallel averages gradients over the link by a ring after every
-        backward pass, which sends 2 (K-1)/K of these bytes each way.
+    weights: bytes of each stage's weights. After every backward pass, data parallel averages gradients by a ring
+        all-reduce over the link, which sends 2 (K-1)/K of these bytes each way.
     """
     method, K = methods.find(schedule.name), schedule.K
     bounds = list(pairwise((0, *cuts, len(times.F))))
@@ -110,8 +110,8 @@ def of_blocks(
 def of_operations(timed: Mapping[str, Any], name: str, cores: int | None, **machine: Any) -> Machine:
     """Makes a machine for the method `name` from its times (benchmarks.harness.operation_times.measure).
 
-    cores: how many the stages share; None: one for each. A stage's messages take the measured time of sending them,
-        because the process copies them.
+    cores: how many cores the stages share; None: a core for each stage. A stage's messages take the measured time of
+        sending them, because the process copies them.
     """
     alone, host = timed["alone"]["device"], timed["alone"]["host"]
     crowded = timed["crowded"] or alone
@@ -136,6 +136,6 @@ def of_operations(timed: Mapping[str, Any], name: str, cores: int | None, **mach
 
 
 def sizes(table: Mapping[tuple[str, int], float]) -> Any:
-    """`size` of a machine, from bytes by (what, receiving stage)."""
+    """The `size` of a machine, made from the bytes of messages by (what, receiving stage)."""
 
     return lambda address, op: table[address.what, address.k]

@@ -1,7 +1,7 @@
 """The messages between the processes of a pipeline: predicted from their shapes, and counted.
 
-Counted are the arrays that this process gives to its transport and gets from it. Predicted are the messages of one tick
-of the schedule, from the shapes with which the stages were checked.
+Counted are the arrays that this process gives to its transport and gets from it. The prediction is for one tick of the
+schedule, computed from the shapes in the stages' specs.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def processes_of(engine: HostEngine) -> set[int]:
 
 @contextmanager
 def counting(engine: HostEngine) -> Iterator[list[Message]]:
-    """A context in which the messages that this process sends to others and receives from them are listed."""
+    """A context that lists the messages that this process sends to other processes and receives from them."""
     found, here = list[Message](), jax.process_index()
 
     def counted(call: Call, dispatch: Callable[[], Any]) -> Any:
@@ -67,7 +67,7 @@ def counting(engine: HostEngine) -> Iterator[list[Message]]:
 
 
 def predicted(engine: HostEngine) -> list[Message]:
-    """The messages between processes in one tick of a full pipeline, of all processes."""
+    """The messages that all processes exchange in one tick of a full pipeline."""
     schedule, found = engine.loop.schedule, list[tuple[str, int, int, int]]()
     specs = memory.micro_batch_specs(engine.problem.specs, schedule.micro_batches)
     to_all = [(LOSS, schedule.K, memory.tree_bytes(specs[-1].value))]

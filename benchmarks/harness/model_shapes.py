@@ -16,7 +16,7 @@ from fdg_jax.training.job import cross_entropy
 class Shapes(NamedTuple):
     """Bytes of a pipeline.
 
-    memory: the most of each stage k = 1..K (fdg_jax.engine.memory); [] if it is not predicted.
+    memory: the most bytes that each stage k = 1..K holds (fdg_jax.engine.memory); [] if they are not predicted.
     messages: by (what, receiving stage).
     weights: of each stage.
     """
@@ -29,7 +29,7 @@ class Shapes(NamedTuple):
 def of(
     blocks: Sequence[nn.Module], cuts: Sequence[int], method: str, options: Mapping[str, Any], *batch: Any
 ) -> Shapes:
-    """The bytes for a method, network, cuts and batch: the shapes of its inputs and labels."""
+    """The bytes for a method, network and cuts. batch: the shapes of a batch's inputs and labels."""
     found: list[Shapes] = []
 
     def made(key: Any) -> None:

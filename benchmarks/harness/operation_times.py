@@ -1,9 +1,9 @@
 """The time that each operation of a real pipeline takes by itself: the input of the simulator.
 
 The pipeline trains as usual, except that the host waits for each dispatch before the next. So F, B, U and a method's
-own operations are the same programs as in the run, with the same shapes, in the same process with the same threads. (A
-micro-batch is measured, not computed from a batch.) On several cores, each operation is measured twice: alone, when it
-may use all cores; and crowded, while other threads keep the devices of other stages busy, one for each further core.
+own operations are the same programs as in a run. Shapes, process and threads are the same, too. (A micro-batch is
+measured, not computed from a batch.) On several cores, each operation is measured twice. When it is "alone", it may use
+all cores. When it is "crowded", other threads keep the devices of other stages busy, one thread for each further core.
 """
 
 import itertools
@@ -26,9 +26,11 @@ from fdg_jax.transport.devices import Place
 
 
 class Clock:
-    """Adds up seconds by (what, k): of the host, in a dispatch, and of the device, from then until all is computed.
+    """Adds up seconds by (what, k). The host's time is that of a dispatch; the device's time is from then until all is
+    computed.
 
-    It is a hook (benchmarks.harness.hooks). The update is dispatched inside B, so its times are subtracted from B's.
+    It is a hook (benchmarks.harness.hooks). The update is dispatched inside B, so the update's times are subtracted
+    from B's times.
     crowded(k, batch): a context in which an operation of stage k runs.
     """
 
@@ -147,7 +149,7 @@ def measure(
     """Measures the mean times over the batches; they add up to a run's time.
 
     The pipeline must be full, and stays full. The first row of `indices` is not timed: the process has slept while
-    others used the caches, and the arrays kept for repeating take new memory.
+    other processes used the caches, and the arrays that are kept for repetitions take new memory.
 
     Returns: {"alone": {"host": ..., "device": ...}, "crowded": like "device" of "alone", "run_ahead": unread losses},
     where ... is seconds by "what/k" (F/1, U/2, "send x/2", "enter/1"). crowded is None if no two stages can compute at
@@ -168,7 +170,7 @@ def measure(
 
         def crowded(k: int, batch: int) -> Any:
             busy = [programs[j] for j in programs if j != k][:others]
-            # It competes with their forward and backward passes in turn.
+            # The timed operation competes with their forward and backward passes in turn.
             return crowd([[*each[batch % 2 :], *each[: batch % 2]] for each in busy])
 
         alone = times(Clock(engine))

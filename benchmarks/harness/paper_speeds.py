@@ -1,4 +1,4 @@
-"""Images per second as the paper prints them in its Table 7, with one GPU per stage."""
+"""The images per second in the paper's Table 7, with one GPU per stage."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A network trained in plain JAX, as one donated program a step: what the library's steps are compared with."""
+"""A network trained in plain JAX by one donated program a step. The library's steps are compared with it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

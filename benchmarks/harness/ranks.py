@@ -55,9 +55,9 @@ def of_stages(
     """Starts a process for each stage.
 
     Arguments:
-        worker: the class that trains in each of them.
-        environment: of the processes, besides RANK.
-        inside: the words in front of the command of each, e.g. to start it on another host; (): none.
+        worker: the class that trains in each process.
+        environment: further variables of the processes, besides RANK.
+        inside: for each process, the words in front of its command, e.g. to start it on another host; (): none.
     """
     words = side_specs.words(dataclasses.replace(side, worker=worker))
     return [Child(words, f"rank {rank}", env={**environment, serving.RANK: str(rank)}, before=before)
@@ -65,9 +65,9 @@ def of_stages(
 
 
 class Joined(Ranks):
-    """The stages of a side in processes that have joined: one process per stage, each pinned to a core of its own. With
-    HOSTS and COORDINATOR they are on these hosts (benchmarks.harness.hosts), each with a network of its own; else all
-    are on this host."""
+    """The stages of a side in processes that have joined: one process per stage, each pinned to a core of its own. If
+    the variables HOSTS and COORDINATOR are set, the processes are on other hosts (benchmarks.harness.hosts). Otherwise
+    all are on this host."""
 
     def __init__(self, side: side_specs.Side):
         hosts = json.loads(os.environ.get(HOSTS, "[]"))
@@ -77,10 +77,10 @@ class Joined(Ranks):
         super().__init__(of_stages("benchmarks.harness.joined_process.Trainer", side, {**os.environ, **meeting}, hosts))
 
     def each(self, what: str, batches: int) -> dict[str, Any]:
-        """Asks every process. `processes` has their answers, in the order of the ranks.
+        """Asks every process. In the result, `processes` has the answers in the order of the ranks.
 
-        seconds: until the last answer. loopback_bytes: the bytes on the loopback interface meanwhile, of all programs,
-            with headers; None if the system does not say.
+        seconds: until the last answer. loopback_bytes: the bytes that all programs sent over the loopback interface in
+            this time, with headers; None if the system does not say.
         """
         before, start = loopback_bytes(), time.perf_counter()
         found = self.ask({what: batches})
@@ -92,7 +92,8 @@ class Joined(Ranks):
     recorded = partialmethod(each, "recorded")
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """The time of each operation, merged from the processes, each of which has those of its own stages."""
+        """The time of each operation, merged from all processes. Each process measures the operations of its own
+        stages."""
         found = self.ask({"operations": batches})
         together = dict(found[0])
         for each in found[1:]:
@@ -116,8 +117,8 @@ class Joined(Ranks):
 class EachCore(Ranks):
     """Independent processes of a side, all at once: on a CPU one per core, to find the limit of the machine itself.
 
-    Cores share caches and memory bandwidth, so two of them need not be twice as fast as one. On a GPU, the processes
-    share the device. `batches` is the total. It is shared out evenly and rounded up.
+    Cores share caches and memory bandwidth, so two cores need not be twice as fast as one core. On a GPU, the processes
+    share the device. `batches` is the total. The processes get equal shares of it, rounded up.
     """
 
     def __init__(self, side: side_specs.Side):

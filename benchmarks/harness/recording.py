@@ -121,7 +121,8 @@ def quick_threads() -> Iterator[None]:
 
 
 def lateness(tries: int = 40) -> list[float]:
-    """For each try, the seconds by which a watcher sees an end later than a thread that polls without pause."""
+    """For each try, the delay in seconds with which a watcher sees an end, relative to a thread that polls without
+    pause."""
     watcher, found = Watcher(), []
     step = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda i, x: x @ x / 300, x))
     x = jax.device_put(np.ones((300, 300), np.float32))

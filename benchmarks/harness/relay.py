@@ -1,10 +1,10 @@
-"""Carries packets between hosts (benchmarks.harness.hosts) and delays each by the same time.
+"""Carries packets between hosts (benchmarks.harness.hosts) and delays each packet by the same time.
 
     python -m benchmarks.harness.relay ADDRESS...
 
 The relay makes a TUN device for each address and prints its name. The process that started the relay moves each device
-to the host with this address. Then the relay reads lines from its standard input. Each is a delay in seconds: from then
-on, packets between hosts arrive so much later, in order and complete. The relay ends when its input ends.
+to the host with this address. Then the relay reads lines from its standard input. Each line is a delay in seconds. From
+then on, packets between hosts arrive later by this delay, in order and complete. The relay ends when its input ends.
 """
 
 import fcntl

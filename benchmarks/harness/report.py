@@ -48,7 +48,7 @@ positive, duration = above_zero(int, "whole number"), above_zero(float, "number 
 
 
 def sized(flag: str, text: str, example: str) -> tuple[str, list[int]]:
-    """Reads a model and numbers, MODEL:NUMBER..., as many as an example has. Raises BadInput."""
+    """Reads MODEL:NUMBER..., with as many numbers as the example has. Raises BadInput."""
     model, *numbers = text.split(":")
     if len(numbers) != example.count(":") or not all(each.isdecimal() and int(each) for each in numbers):
         raise BadInput(f"{flag} {text}: write a model and its sizes, e.g. {example}.")
@@ -131,7 +131,7 @@ def run(
 
     Arguments:
         module: its name; if it is "__main__", the benchmark runs at once and ends the process.
-        measure: measures rows. Each is added to the file of --json before the next one is measured.
+        measure: measures rows. Each row is added to the file of --json before the next row is measured.
         facts: added to every row, besides the benchmark's name; None: `machine`.
     """
 
@@ -173,7 +173,7 @@ def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequen
     """A Markdown table with a line for each row, and a text below it.
 
     columns: {head: cell}, where a cell is a format string of the row's names ("{K}", "{seconds:.1f} s") or a function
-        of the row. Pairs are used if two heads are the same.
+        of the row. If two heads are the same, pairs (head, cell) are given.
     """
     heads, cells = zip(*(columns.items() if isinstance(columns, Mapping) else columns), strict=True)
     body = [[cell.format_map(row) if isinstance(cell, str) else cell(row) for cell in cells] for row in rows]
@@ -181,7 +181,7 @@ def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequen
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """`median (least to most)`."""
+    """The text `median (least to most)`."""
     middle = statistics.median(values)
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -200,12 +200,12 @@ def rounded(values: Sequence[float], digits: int) -> list[float]:
 
 
 def over(values: Sequence[float], base: Sequence[float], digits: int = 9) -> list[float]:
-    """The ratios of values to those of another side, one per turn."""
+    """The ratios of one side's values to another side's, one per turn."""
     return [round(a / b, digits) for a, b in zip(values, base, strict=True)]
 
 
 def speeds(found: Sequence[float], first: Sequence[float], digits: int = 4) -> dict[str, Any]:
-    """The entries of a row on images/s, one of each turn, and on their ratios to those of the first side."""
+    """The entries of a row: the images/s of each turn, and their ratios to the first side's images/s."""
     ratios = over(found, first)
     of_turns = {"images_per_second": median(found, 2), "images_per_second_windows": rounded(found, 6)}
     return {**of_turns, "ratio": median(ratios, digits), "ratio_windows": rounded(ratios, digits)}
@@ -226,7 +226,7 @@ def cuts(row: Row) -> str:
 
 
 def place(row: Row, used: int | None = None) -> str:
-    """The processor and its cores. used: how many of them were."""
+    """The processor and its cores. used: how many cores were used."""
     return f"{row['cpu']}, {f'{used} of ' if used else ''}{row['machine_cores']} cores"
 
 

@@ -1,9 +1,10 @@
 """The process of every side: it trains on request and measures its own time.
 
 The first argument is the side as a JSON object; its `worker` is the class that trains. The process answers once it is
-compiled and warm. Then it answers each line: {"run": n} with the time of n batches, {"operations": n} with
-the time of each of their operations, {"memory": n} with the live bytes after them and {"held": n} with the bytes held
-between two operations; {} if these are not known. It ends when its input ends.
+compiled and warm. Then it trains n batches for each line that it reads, and answers. {"run": n} asks for the time of
+the batches, {"operations": n} for the time of each operation, {"memory": n} for the live bytes afterwards, and {"held":
+n} for the bytes held between two operations. An answer is {} if the process cannot measure this. The process ends when
+its input ends.
 """
 
 import dataclasses
@@ -18,15 +19,15 @@ from importlib import import_module
 from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 
-# In the environment of a side's process that is one of several: its number, from 0 on; where rank 0 listens.
+# Environment variables of each process of a side with several: its number from 0, and where number 0 listens.
 RANK, COORDINATOR = "FDG_JAX_RANK", "FDG_JAX_COORDINATOR"
 
 
 def serve(side: Side) -> int:
     """Makes the side's worker, which answers until the input ends. Returns the exit code.
 
-    It has `run`, which trains on so many batches, all computed on return, `about`, the facts about itself, and a
-    method for each other question that it can answer.
+    The worker has `run`, which trains on so many batches and returns when all is computed. It has `about`, the facts
+    about itself, and a method for each other question that it can answer.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # so that a library's output is not taken for an answer

@@ -53,7 +53,7 @@ class Side:
     """One side of a comparison.
 
     name: as given on the command line.
-    cores: number of cores to which it is pinned.
+    cores: number of cores to which the side is pinned.
     copies: number of independent processes that train it at the same time.
     processes: "one" for all stages, or "each" for a process per stage.
     device: "cpu", where a core stands in for a device, or "gpu", as JAX finds it.
@@ -90,7 +90,7 @@ class Side:
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     """Reads a side.
 
-    common: K, model, batch_size, device of all sides. xla, split: for sides that do not name their own.
+    common: K, model, batch_size, device of all sides. xla, split: the values for sides that name none.
     """
     name, *words = text.split(":")
     preset = PRESETS.get(name) or {"method": methods.find(name).name}
@@ -123,12 +123,12 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
 
 
 def words(side: Side) -> tuple[str, ...]:
-    """The command of a side's process, for Python."""
+    """The arguments of Python that start a side's process."""
     return "-m", "benchmarks.harness.serving", json.dumps(dataclasses.asdict(side))
 
 
 def of_training(words: Sequence[str]) -> tuple[str, ...]:
-    """The options of a side's training besides the method's own, with those of its corrections.
+    """The options of a side's training besides those of the method. They include the options of its corrections.
 
     words: the side's options as written. Raises BadInput for a correction that does not exist.
     """
@@ -156,7 +156,7 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
 
 
 def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:
-    """The value of an option, of the type of `like`. Raises BadInput for values outside of `choices` or below
+    """The value of an option, converted to the type of `like`. Raises BadInput for values outside of `choices` or below
     `least`."""
     kind = type(like)
     choices = ("on", "off") if kind is bool else choices
@@ -190,7 +190,8 @@ def check(sides: Sequence[Side], cores: int) -> None:
 
 
 def cores_available() -> list[int]:
-    """The cores this process may use, a thread of each physical core first. BadInput without pinning."""
+    """The cores this process may use, a thread of each physical core first. Raises BadInput if processes cannot be
+    pinned."""
     if not hasattr(os, "sched_setaffinity"):
         raise BadInput("this system cannot pin a process to a core (sched_setaffinity). Run it on Linux.")
     seen: set[str] = set()

@@ -1,4 +1,5 @@
-"""Sides that take turns: processes, of which each trains for a window while the others sleep, or functions in one."""
+"""Sides that take turns. They are processes, each of which trains while the others sleep, or functions in one
+process."""
 
 import math
 import statistics
@@ -38,7 +39,7 @@ class Worker(children.Child):
         return self.ask({"run": self.batches})
 
     def watched(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """An answer, with the percentages of its cores' time that were busy, and that other processes took."""
+        """An answer, with two percentages of its cores' time: the busy time, and the time that other processes took."""
         before, start = core_seconds(self.cores), time.perf_counter()
         reply = ask()
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
@@ -71,9 +72,11 @@ def started(
 
     Arguments:
         seconds: the length of a window; None: the caller sets the number of batches.
-        left_out: gets the reason of each side that could not start and is left out; None: the error is raised.
+        left_out: gets, for each side that could not start, the reason; such sides are left out. None: the error is
+            raised.
 
-    Raises: ChildFailed and BadInput of a side. ChildFailed if a side's number of parameters differs from the first's.
+    Raises: ChildFailed and BadInput of a side. ChildFailed if a side's number of parameters differs from the first
+        side's.
     """
     with ExitStack() as stack:
         report.say(f"compiling {', '.join(side.name for side in sides)}")
@@ -106,8 +109,8 @@ def left(workers: Sequence[Worker], left_out: Mapping[str, str] | None) -> list[
 
 
 def back_and_forth(turns: int, each: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """(turn, one of `each`): alternately forwards and backwards, so that a slow drift of the machine's speed favours
-    none."""
+    """Yields (turn, one of `each`), alternately forwards and backwards, so that a slow drift of the machine's speed
+    favours no side."""
     for turn in range(turns):
         for one in each if turn % 2 == 0 else list(each)[::-1]:
             yield turn, one
@@ -126,7 +129,7 @@ def take_turns(workers: Sequence[Worker], windows: int, left_out: dict[str, str]
 
 
 def same_network(workers: Sequence[Worker]) -> None:
-    """Raises ChildFailed if a side trains another number of parameters than the first."""
+    """Raises ChildFailed if the sides do not train the same number of parameters."""
     first, *others = workers
     for other in others:
         if other.about["parameters"] != first.about["parameters"]:
@@ -137,15 +140,16 @@ def same_network(workers: Sequence[Worker]) -> None:
 def compared(
     steps: Mapping[str, Callable[[], Any]], turns: int, size: int, host_only: bool = False
 ) -> dict[str, float]:
-    """The time of a step of each of two sides, which take turns in this process, and the second's over the first's.
+    """The time of a step of two sides, which take turns in this process, and the ratio of the second side's time to the
+    first's.
 
     Arguments:
-        steps: by side, a function that makes a step and returns what is ready when the step is.
-        turns: how many; two more, which compile and warm up, come first.
+        steps: for each side, a function that makes a step and returns arrays that are ready when the step is done.
+        turns: the number of turns. Two more come first, to compile and warm up.
         size: steps of a turn.
         host_only: whether only the host's time is counted, not the wait for the device.
 
-    Returns: the median milliseconds of each side, and the median ratio with the bounds of its middle half.
+    Returns: the median milliseconds of each side, and the median of the ratios with their quartiles.
     """
     import jax  # here, as the parents of measured processes do without it
 

@@ -1,7 +1,8 @@
 """Tests the simulator on this machine: it predicts a process's speed of training from the times of its operations.
 
 Each method is a process pinned to its cores. In every turn, its operations are timed first, and then it trains for a
-window, so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
+window. So the machine is about equally fast during both. The ratio of a turn is the predicted speed divided by the
+measured speed.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ BOUND_PERCENT = 5.0  # the goal for the prediction's error
 
 
 def parse(text: str, given: report.Given, K: int, cores: int | None = None) -> side_specs.Side:
-    """The side of a method, on so many cores. Raises BadInput if it cannot be predicted."""
+    """The side of a method, on so many cores. Raises BadInput if the side cannot be predicted."""
     common = {"K": K, "model": given.model, "batch_size": given.batch_size}
     side = side_specs.parse(text, common, "", given.split)
     if side.engine != "pipeline":

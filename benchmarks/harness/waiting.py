@@ -25,11 +25,10 @@ def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
     """Computes when each operation and message began, and what each stage waited for before an operation.
 
     An operation begins at the latest of its dispatch, the previous end of its stage and the arrival of its messages. If
-    its end was seen before that, its length is 0.
+    its end was seen before this time, its length is 0.
 
-    Of the messages that an operation reads, the last one to arrive counts. The stage waits for its sender until it is
-    computed (UNMADE), then for the message until it arrives (AWAY), then for the host until the operation is dispatched
-    (HOST).
+    If an operation reads several messages, the last one to arrive counts. The stage waits until the sender has computed
+    the message (UNMADE), then until the message arrives (AWAY), then until the host dispatches the operation (HOST).
 
     Arguments:
         ended: the results of the recordings of all processes, each stage and link in its own order.

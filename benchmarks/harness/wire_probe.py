@@ -54,7 +54,7 @@ def measured(inside: Sequence[Sequence[str]], address: str, size: int) -> dict[s
     """The result of `visit` between two hosts.
 
     Arguments:
-        inside: the words in front of a command on the visitor's host and on the other.
+        inside: the words in front of a command on the visitor's host, and on the other host.
         address: of the other host.
         size: bytes of a stream.
     """

@@ -1,9 +1,9 @@
 """Data parallel in plain JAX, without our engine: one jax.jit of one jax.shard_map over K CPU devices.
 
-This is what a JAX user would write without fdg_jax: the whole step is one program, gradients are averaged by
-`lax.pmean`, each replica normalises by its own part of the batch. Network, augmentation and optimizer are fdg_jax's, so
-only the engine differs from the side data_parallel. This side has huge pages, like all sides. Unlike fdg_jax's engine,
-it has no separate programs for forward and backward pass.
+A JAX user without fdg_jax would write such a step. The whole step is one program, gradients are averaged by
+`lax.pmean`, and each replica normalises by its own part of the batch. Network, augmentation and optimizer are
+fdg_jax's, so only the engine differs from the side data_parallel. This side has huge pages, like all sides. Unlike
+fdg_jax's engine, it has no separate programs for forward and backward pass.
 """
 
 from typing import Any

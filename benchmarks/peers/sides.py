@@ -15,7 +15,7 @@ class Peer(NamedTuple):
     """A peer.
 
     module: its file in this folder.
-    needs: packages that its interpreter must be able to import.
+    needs: packages that the peer's interpreter must be able to import.
     processes: whether each worker has a process, on one core each; otherwise there is a single process.
     options: name -> default. A value has the default's type.
     gpu: whether it can train on a GPU as well.
@@ -57,7 +57,7 @@ def shown(value: Any) -> str:
 
 
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> side_specs.Side:
-    """Reads a side: a peer, or one of fdg_jax. Arguments as for `side_specs.parse`."""
+    """Reads a side: a peer, or a side of fdg_jax. Arguments as for `side_specs.parse`."""
     name, *words = text.split(":")
     if name not in PEERS:
         return side_specs.parse(text, common, xla, split)

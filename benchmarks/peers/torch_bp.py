@@ -49,7 +49,7 @@ class Trainer:
         return value
 
     def recorded(self) -> Callable[..., torch.Tensor]:
-        """A step as one CUDA graph, so that the host launches it once, by PyTorch's own recipe."""
+        """A step as one CUDA graph, made by PyTorch's own recipe, so that the host launches it once."""
         ((x, labels),) = self.batches(1)
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())

@@ -1,7 +1,7 @@
 """DistributedDataParallel over gloo: a rank trains the whole network on its part of each batch.
 
 Each replica normalises by its own part of the batch (PyTorch's synchronised batch norm needs GPUs). PyTorch's default
-broadcast of the running statistics is off, as training does not need it.
+broadcast of the running statistics is off, since training does not need it.
 """
 
 # pyright: reportMissingImports=false

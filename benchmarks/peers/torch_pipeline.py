@@ -1,7 +1,7 @@
 """torch.distributed.pipelining over gloo: a rank is a stage of GPipe or 1F1B, and batches go through in micro-batches.
 
 A batch norm sees one micro-batch at a time, as in any such pipeline. Gradients are the mean over micro-batches.
-Messages are contiguous, as gloo requires: [b, h, w, c] if that is how activations are laid out.
+Messages are contiguous, as gloo requires: [b, h, w, c] if activations have this layout.
 """
 
 # pyright: reportMissingImports=false

@@ -1,7 +1,7 @@
 """The common code of all peers in PyTorch: settings, images, augmentation, loss, optimizer, and their report.
 
 The images are those of fdg_jax's sides, cropped, mirrored and normalised by the same rules. The random choices come
-from PyTorch's generator, so they are different. The paper's SGD is PyTorch's own.
+from PyTorch's generator, so they are different. The optimizer is PyTorch's SGD, which equals the paper's.
 """
 
 # pyright: reportMissingImports=false
@@ -66,8 +66,8 @@ class Batches:
         self.choices = torch.Generator(self.device).manual_seed(seed + 1000)
 
     def __call__(self, n: int, images: bool = True, labels: bool = True) -> Iterator[tuple[Any, Any]]:
-        """n batches (x float32 [size, c, h, w], labels [size]); None in place of images or labels that are not
-        wanted."""
+        """n batches (x float32 [size, c, h, w], labels [size]); None for images or labels that the caller does not
+        want."""
         for _ in range(n):
             chosen = torch.randint(len(self.images), (self.size,), generator=self.order, device=self.device)
             yield self.augmented(self.images[chosen]) if images else None, self.labels[chosen] if labels else None
@@ -97,8 +97,8 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
 
 
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """The facts to report besides the side itself. blocks: all blocks of the network, even if only some train in this
-    process."""
+    """The facts to report besides the side itself. blocks: all blocks of the network, even if this process trains only
+    some of them."""
     parameters = sum(parameter.numel() for block in blocks for parameter in block.parameters())
     software = {"python": platform.python_version(), "torch": torch.__version__, "huge_pages": huge_pages.on()}
     return {"cuts": [], "blocks": len(blocks), "parameters": parameters, "staleness": [0], **software}

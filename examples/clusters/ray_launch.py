@@ -1,7 +1,7 @@
 """python ray_launch.py 2 -m fdg_jax.experiments.cifar --K 2 ..., on any host of a Ray cluster.
 
-Ray only starts the processes; what they exchange does not go through it. Stop a run by a signal to its processes: Ray
-would kill them without a checkpoint. Tried with Ray 2.60 on one machine.
+Ray only starts the processes; their messages do not go through Ray. Stop a run by a signal to its processes: Ray would
+kill them without a checkpoint. Tried with Ray 2.60 on one machine.
 """
 
 import socket

@@ -1,4 +1,4 @@
-"""Draws differences to BP over the length of the run, with a point for every seed."""
+"""Draws how much larger the test errors are than BP's, over the length of the run, with a point for every seed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def draw(
     Arguments:
         series: (network, its differences in percentage points); the first is drawn filled, the second hollow.
         labels: arm -> its label in the legend, in the order of the styles.
-        far: the arm with so much larger errors that it gets its own panel.
+        far: the arm whose errors are so much larger that it gets its own panel.
         updates: the lengths that are labelled on the x axis.
     """
     apart = any(arms.get(far) for _, arms in series)

@@ -1,7 +1,7 @@
 """The rules for and against each claim, as registered in experiments/decisive.md before the first run.
 
 All verdicts are computed from test errors in percent. Differences between arms are taken seed by seed, with Student's
-95% interval. With fewer than MIN_SEEDS seeds, nothing is decided.
+95% interval. With fewer than MIN_SEEDS seeds, the verdict is undecided.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ SHORT, MIDDLE, LONG = 5, 20, 80  # epochs
 # Percentage points.
 GAIN = 0.5  # if shrinking surely gains less, it does not help; the paper's gains at K = 4 are 0.69 and 2.08
 LEVEL = 0.75  # the largest error above BP's that still counts as level
-FAR = 5.0  # how much worse training only the last stage must be
+FAR = 5.0  # training only the last stage must be worse by at least this
 
 CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
 REPAIRS, BOTH, NO_REPAIR = "repairs staleness", "repairs staleness, and gains without it too", "no repair of staleness"
@@ -60,7 +60,8 @@ def shrinking_helps(errors: Errors, epochs: int = LONG) -> Verdict:
 
 
 def gap_closes(errors: Errors) -> Verdict:
-    """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and is below LEVEL in the longest."""
+    """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and is below LEVEL in the longest
+    runs."""
     short, long = (difference(errors, SHRUNK, BP, epochs) for epochs in (SHORT, LONG))
     why = f"beta = 0.3 minus BP at {LONG} epochs: {{}}; at {SHORT} epochs more by {{}}."
 
@@ -87,7 +88,7 @@ def overall(*claims: Verdict) -> str:
 
 
 def attribution(errors: Errors, epochs: int) -> Verdict:
-    """Whether shrinking repairs staleness, that is, gains more points with the delay than without, seed by seed."""
+    """Whether shrinking repairs staleness: whether it gains more points with the delay than without, seed by seed."""
     gains = difference(errors, STALE, SHRUNK, epochs), difference(errors, BP, SCALED, epochs)
     without = gains[1].interval()
     said = decided(

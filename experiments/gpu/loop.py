@@ -1,7 +1,7 @@
 """The loop that works through a list of steps over several calls, and the files that it keeps between calls.
 
-results/<step>.jsonl has the results of a step. It is written whole or not at all, so neither a kill nor a power cut
-leaves a step half done. A failed step is done again.
+results/<step>.jsonl has the results of a step. It is written completely or not at all, so a kill or a power cut never
+leaves half a step. A failed step is done again.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from fdg_jax.runs.run_files import git_commit
 CHECK, SPEED, ROWS = "check", "speed", "rows"
 CHOSEN = "chosen.json"
 RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # for stopping: the time to write checkpoints
-# A step that may not fit is begun anyway while this share of a call is left, as it would never fit better.
+# A step that may not fit is begun anyway if this share of a call is left, since a later call has little more time.
 MOST_OF_A_CALL = 0.8
 Line = Mapping[str, Any]
 
@@ -48,8 +48,9 @@ class TimeIsUp(Exception):
 
 class Clock(Signals):
     """A context for the time limit and signals. Inside `interruptible`, the end of the time raises TimeIsUp and a
-    signal raises Stopped, wherever the main thread is. Outside, the flags `over` and `number` are set. seconds: the
-    limit of the whole call, from now on."""
+    signal raises Stopped, wherever the main thread is. Outside of `interruptible`, both only set flags: `over` and
+    `number`.
+    seconds: the limit of the whole call, from now on."""
 
     def __init__(self, seconds: float):
         super().__init__()
@@ -89,8 +90,8 @@ class Clock(Signals):
 
 
 class Folder:
-    """The folder of results. path: the folder. rows: the run directories. scratch: emptied at the beginning and at the
-    end."""
+    """The folder of results. path: its path. rows: the folder of run directories. scratch: a folder for temporary
+    files."""
 
     def __init__(self, path: Path):
         self.path = path.resolve()
@@ -98,8 +99,8 @@ class Folder:
 
     @contextlib.contextmanager
     def held(self, chosen: Mapping[str, Any]) -> Iterator[None]:
-        """Makes the folder and locks out other processes. Raises BadInput, also if its results depend on other
-        choices."""
+        """Makes the folder and locks out other processes. Raises BadInput if another process holds it, or its results
+        were made with other choices."""
         with locking.held(self.path, "--folder"), contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -148,8 +149,8 @@ class Folder:
 class Choices(NamedTuple):
     """The choices on the command line besides the settings.
 
-    rows: patterns of the rows' names. precision: of the rows. hours: a network whose rows take longer is left out.
-    accepted: checks whose failure stops nothing. only: patterns of the steps to do. data_dir: where the data are.
+    rows: patterns of the rows' names. precision: that of the rows. hours: a network whose rows take longer is left out.
+        accepted: checks that may fail. only: patterns of the steps to do. data_dir: where the data are.
     results: where finished rows are collected.
     """
 
@@ -175,11 +176,12 @@ class Step(NamedTuple):
     """A step, which is done once.
 
     run(at): does the step and returns its lines, each with `says`, and for a check also `passed`. An exception may
-        interrupt it anywhere; it then ends the processes that it started.
+        interrupt `run` anywhere; it then ends the processes that it started.
     needs: names of the steps whose results it reads, or that must have passed.
-    takes(at): how many seconds it still takes; None if that is not known yet; by default the guess of the settings.
+    takes(at): how many seconds the step still takes; None if this is not known yet; by default the guess in the
+        settings.
     refused(at): why the step cannot be done now; "" if it can.
-    goes_on: whether it goes on where it was interrupted; else it begins again.
+    goes_on: whether an interrupted step continues where it was; otherwise it is repeated from the start.
     """
 
     name: str

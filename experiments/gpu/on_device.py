@@ -1,6 +1,6 @@
 """The checks that start JAX on the device, each in its own process: `python -m experiments.gpu.on_device NAME JSON`.
 
-The last line that it prints is its answer, as JSON.
+The last line that such a process prints is its answer, as JSON.
 """
 
 import json
@@ -40,8 +40,9 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torc
 # sums are taken in another order, and a GPU may choose other kernels (Winograd, other tiles). In full float32 (not
 # TF32), this changes a gradient by 1e-6 to 1e-5 of its size, and ten steps at this small learning rate move the weights
 # by about 1e-3. If rounding changes the sign of a ReLU's input, one image's gradient jumps. On CPUs the difference was
-# 1e-8 without such a jump, and 2e-6 with one. On CPUs, gradients that are used one update too soon make 2e-4. If they
-# make less than `WRONG` times the bound here, the check cannot detect the fault and fails.
+# 1e-8 without such a jump, and 2e-6 with one. On CPUs, using gradients one update too soon made a difference of 2e-4.
+# If that fault makes less than `WRONG` times the bound on the device, the check could not detect it, so the check
+# fails.
 BOUND, WRONG = 2e-5, 5.0
 LEARNING_RATE, BETA = 0.01, 0.5
 Tree = Any
@@ -107,8 +108,8 @@ def trained(
     modules: Sequence[Any], optimizer: optax.GradientTransformation, variables: Sequence[Tree],
     batches: Sequence[tuple[Tree, Tree]], delays: Sequence[int],
 ) -> tuple[list[Tree], list[float]]:  # fmt: skip
-    """The oracle: training with delayed gradients in plain JAX, without the engines. It has back-propagation through
-    the whole network, and for each stage a list of old gradients, which are multiplied by beta^(K-k).
+    """The oracle: training with delayed gradients in plain JAX, without the engines. It back-propagates through the
+    whole network, and keeps for each stage a list of old gradients, which it multiplies by beta^(K-k).
 
     Arguments:
         modules: K Flax modules, called with (x, train).
@@ -180,7 +181,8 @@ class Sampled(Watch):
 
 
 def memory(model: str, K: int, batch_size: int) -> dict[str, Any]:
-    """Bytes of a pipeline whose stages share one device: predicted, of live arrays, and as the device counts them."""
+    """Bytes of a pipeline whose stages share one device: the prediction, the bytes of live arrays, and the device's own
+    count."""
     compile_cache.enable()
     watch = Sampled(jax.devices()[0])
     trainer = Trainer(Side("fdg", "fdg", K, 1, model, batch_size))
@@ -203,7 +205,8 @@ def memory(model: str, K: int, batch_size: int) -> dict[str, Any]:
 
 
 def seeds(model: str, batch_size: int, numbers: Sequence[int], windows: int, seconds: float) -> dict[int, list[float]]:
-    """Images/s in sum of so many seeds in one program, of several windows of at least so many seconds, in turns."""
+    """Total images/s of several seeds in one program, by number of seeds: one value per window of at least `seconds`.
+    The numbers of seeds take turns."""
     data, sides = synthetic.load(), dict[int, Any]()
     options = Config(
         dataset="synthetic", model=model, K=2, beta=0.2, engine="scan", epochs=1, batch_size=batch_size,

@@ -27,12 +27,12 @@ WORDS = (
 
 
 def seeds_side(n: int) -> str:
-    """What a number of seeds that train together is called."""
+    """The name of the side in which n seeds train together."""
     return f"{n} seed{'s' * (n > 1)} together"
 
 
 def collect(folder: Folder, results: Path) -> list[Path]:
-    """Adds the finished steps of a folder to the results. They replace older ones of the same device.
+    """Adds the finished steps of a folder to the results. They replace older results of the same steps and device.
 
     Returns: the two files that were written. Raises BadInput for a folder without a finished step.
     """

@@ -1,4 +1,4 @@
-"""The settings of checks, measurements and trainings: on a GPU, and small ones for a CPU."""
+"""The settings of checks, measurements and trainings on a GPU, and small settings for a CPU."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,13 +8,13 @@ from experiments.harness.run_table import Run, Table
 from fdg_jax.machine.gpu_flags import REPEATABLE, UNTUNED
 
 METHODS = ("bp", "fdg")  # the columns of Table 3 that these runs fill
-# So that a window of batches is one launch: XLA captures a loop only if it captures all of its body.
+# With these flags a window of batches is one launch: XLA captures a loop only if it captures all of its body.
 CAPTURE = "--xla_gpu_enable_command_buffer=+CONVOLUTION,+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
 PRECISIONS = {"float32": ":precision=highest", "TF32": "", "bfloat16": ":dtype=bfloat16"}  # -> options of a side
 
 
 def matrix(name: str) -> dict[str, str]:
-    """The sides of the flag matrix in a precision: name -> side."""
+    """The sides of the flag matrix (a comparison of XLA flags), for one precision: name -> side."""
     own = f"delay-line{PRECISIONS[name]}:xla={REPEATABLE}"
     return {f"tuned, {name}": own, f"tuned, captured, {name}": f"{own} {CAPTURE}"}
 
@@ -22,11 +22,13 @@ def matrix(name: str) -> dict[str, str]:
 class Settings(NamedTuple):
     """The settings that differ between a GPU and the small version.
 
-    device: as in a benchmark's side. model: the network whose speed is measured. sides: of the flag matrix, the
-        baseline first. seeds: the numbers of seeds that are trained together, to find their speed. check_model,
-        check_words: the training that must repeat its bits; check_steps: its batches. table: the table whose rows are
+    device: the device, as for a benchmark's side. model: the network whose speed is measured. sides: those of the flag
+        matrix, the baseline first. seeds: the numbers of seeds that are trained together, to find their speed.
+        check_model, check_words: the training that must repeat its bits. check_steps: how many batches it has. table:
+        the table
+            whose rows are
         filled. every: epochs between its runs' evaluations, and batches between their checkpoints.
-    guesses: seconds of a step, before anything is known.
+    guesses: seconds of each step, used until its time is known.
     """
 
     name: str
@@ -62,7 +64,7 @@ FULL = Settings(
 
 
 def small_run(method: str, K: int, beta: float | None) -> Run:
-    """A run on digits that takes seconds, in place of one of Table 3."""
+    """A run on digits that takes seconds, in place of a run of Table 3."""
     flags = {"dataset": "digits", "model": "resnet8", "epochs": 3, "batch_size": 64, "method": method, "K": K}
     flags |= {"train_size": 640, "seed": 0} | ({} if beta is None else {"beta": beta})
     return Run(f"resnet8-digits-{method}-K{K}{'' if beta is None else f'-beta{beta:g}'}-seed0", flags)
@@ -84,8 +86,8 @@ SMALL = Settings(
 
 
 def rows(settings: Settings) -> list[Run]:
-    """The runs whose rows can be filled, in the order of Table 3: the cheapest network first. For each network, the
-    first seed of every method comes first."""
+    """The runs for the rows of Table 3, in an order that begins with the cheapest network. For each network, the first
+    seed of every method comes first."""
     wanted = [run for run in settings.table.runs if run.flags["method"] in METHODS]
     order = list(dict.fromkeys(run.flags["model"] for run in wanted))
     return sorted(wanted, key=lambda run: (order.index(run.flags["model"]), run.flags["seed"]))

@@ -23,19 +23,20 @@ from fdg_jax.machine.gpu_flags import FILE, REPEATABLE
 from fdg_jax.runs.run_files import CHECKPOINTS, SUMMARY, read_json
 from fdg_jax.sweep import last_line
 
-# Measured over predicted memory. The prediction is for the moment at which a stage holds most. Stages that share a
-# device do not all reach that at once, so a smaller value is right. A device rounds every array up, so its count is
-# larger.
+# The bounds on measured memory divided by predicted memory. The prediction is for the moment at which a stage holds
+# most. Stages that share a device do not all reach this moment at once, so the ratio may be below 1. A device rounds
+# every array up, so its own count is larger.
 LEAST, MOST = 0.8, {"arrays": 1.05, "the device's own count": 1.3}
 WORDS = "--K 2 --method fdg --beta 0.5 --seed 0 --evaluate-every 0 --checkpoint-every 0 --keep 1 --no-tensorboard"
 FASTER = 1.05  # the smallest speed-up that counts; smaller ones are within the spread
 IMAGES = {"digits": 1438, **estimate.IMAGES}
-LOCKED_SECONDS = 60.0  # for the last checkpoint of a run whose call was killed
+LOCKED_SECONDS = 60.0  # time for the last checkpoint of a run whose call was killed
 TELL_SECONDS = 30.0
 
 
 def steps(settings: Settings, choices: Choices) -> list[Step]:
-    """All steps in their order: what decides most comes first, rows of the cheapest network first. Raises BadInput."""
+    """All steps in their order: the most decisive first, then the rows, from the cheapest network on. Raises
+    BadInput."""
 
     def rows_of(model: str, runs: Sequence[Run]) -> Step:
         about, given = f"{len(runs)} runs of {runs[0].flags['epochs']} epochs", (model, runs)
@@ -68,7 +69,7 @@ def environment(precision: str, *flags: str) -> dict[str, str]:
 
     Arguments:
         precision: float32 (products in full precision) or tf32 (JAX's default).
-        flags: XLA flags; a later one of the same name wins.
+        flags: XLA flags. Of several flags with the same name, the last one counts.
     """
     found = {name: value for name, value in os.environ.items() if name != "JAX_DEFAULT_MATMUL_PRECISION"}
     found |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if precision == "float32" else {}
@@ -116,7 +117,7 @@ def training(at: Workplace, path: Path, steps: int, *more: str) -> None:
 
 
 def determinism(at: Workplace) -> list[Line]:
-    """Checks that a training repeats its bits in another process that has the first one's choice of kernels."""
+    """Checks that a training repeats its bits in another process that loads the first process's choice of kernels."""
     paths = [at.folder.place(f"determinism-{i}") for i in (1, 2)]
     for path in paths:
         training(at, path, at.settings.check_steps)
@@ -139,8 +140,7 @@ def reference(at: Workplace) -> str:
 
 
 def resume(at: Workplace) -> list[Line]:
-    """Checks that a run that was stopped and resumed in another process ends in the same bits as an uninterrupted
-    run."""
+    """Checks that a stopped run, resumed in another process, ends in the same bits as an uninterrupted run."""
     path, n, whole = at.folder.place("resumed"), at.settings.check_steps, reference(at)
     training(at, path, n // 2)
     training(at, path, n, "--resume")
@@ -150,7 +150,7 @@ def resume(at: Workplace) -> list[Line]:
 
 
 def engines(at: Workplace) -> list[Line]:
-    """Checks that the engines train the same weights, and the same as plain JAX."""
+    """Checks that the engines and plain JAX train the same weights."""
     found = ask("engines", at, model="resnet8", K=3, steps=10, batch_size=16)
     most, wrong, bound = max(found["from_oracle"].values()), found["one_update_sooner"], found["bound"]
     close, telling = max(most, found["between_engines"]) <= bound, wrong >= found["needed_ratio"] * bound
@@ -183,7 +183,7 @@ def memory(at: Workplace) -> list[Line]:
 
 def flags(at: Workplace) -> list[Line]:
     """The flag matrix: a line for each side of the settings, measured in turns by benchmarks.images_per_second. A side
-    that fails has no `ratio`, and its line says why: XLA ends a process that has a flag which it does not know. Raises
+    may fail, since XLA ends a process with an unknown flag. The line of such a side has no `ratio` and says why. Raises
     ChildFailed if the baseline fails."""
     s, file, log = at.settings, at.folder.place("speeds.jsonl"), at.folder.place("speeds.log")
     words = ["--model", s.model, "--batch-size", str(s.batch_size), "--windows", str(s.windows), "--device", s.device]
@@ -206,7 +206,8 @@ def flags(at: Workplace) -> list[Line]:
 
 
 def captured(at: Workplace) -> str:
-    """The flags that capture a window, if the matrix has found them faster in the precision of the rows; else ""."""
+    """The flags that capture a window of batches; "" unless the flag matrix has shown that they are faster in the rows'
+    precision."""
     speeds = {line["side"]: line["ratio"] for line in at.folder.lines("flags") if "ratio" in line}
     name = {"tf32": "TF32"}.get(at.choices.precision, at.choices.precision)
     with_them, without = (speeds.get(f"tuned, {kind}{name}") for kind in ("captured, ", ""))
@@ -214,7 +215,7 @@ def captured(at: Workplace) -> str:
 
 
 def seeds(at: Workplace) -> list[Line]:
-    """Images/s of several seeds in one program, in sum, in turns."""
+    """Total images/s of several seeds in one program, for several numbers of seeds in turns."""
     s, how = at.settings, joined(REPEATABLE, captured(at))
     given = {"model": s.model, "batch_size": s.batch_size, "numbers": s.seeds, "windows": s.windows}
     found = ask("seeds", at, at.choices.precision, how, **given, seconds=s.seconds)
@@ -231,7 +232,7 @@ def seeds(at: Workplace) -> list[Line]:
 
 def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
     """The seconds of a network's rows by its measured speed, without evaluations and compiling. Before the measurement,
-    and for other networks: a guess, if any."""
+    and for other networks, a guess; None if there is no guess."""
     most = max(map(len, groups(runs).values()))
     speeds = [line for line in at.folder.lines("seeds") if line["model"] == model and line["seeds"] <= most]
     if not speeds:
@@ -240,7 +241,7 @@ def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs that differ in their seeds only, by a common name."""
+    """Groups of runs that differ in their seeds only, by a common name."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.name.rpartition("-seed")[0], []).append(run)
@@ -261,7 +262,7 @@ def row_refusal(model: str, runs: Sequence[Run], at: Workplace) -> str:
 
 
 def data_missing(at: Workplace) -> str:
-    """A sentence on the data that the rows lack; "" if none is missing."""
+    """A sentence on the data that the rows need and that are missing; "" if nothing is missing."""
     try:
         found = at.settings.dataset != "cifar10" or cifar.find("cifar10", at.choices.data_dir)
     except BadInput as error:
@@ -270,7 +271,7 @@ def data_missing(at: Workplace) -> str:
 
 
 def train(runs: Sequence[Run], at: Workplace) -> list[Line]:
-    """Trains all unfinished runs, those of a row as one program. Raises ChildFailed if one fails."""
+    """Trains all unfinished runs. The runs of a row train as one program. Raises ChildFailed if one fails."""
     wait_for_earlier(runs, at)
     for name, of_row in groups(runs).items():
         left = [run for run in of_row if state(run, at.folder.rows).kind != DONE]
@@ -300,7 +301,7 @@ def finish_row(name: str, runs: Sequence[Run], at: Workplace) -> None:
 
 
 def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
-    """Waits for runs of an earlier call, which was killed, to write their checkpoints."""
+    """Waits until runs of an earlier, killed call have written their checkpoints."""
     until = time.monotonic() + LOCKED_SECONDS
     while any(state(run, at.folder.rows).kind == RUNNING for run in runs):
         if time.monotonic() > until:
@@ -309,8 +310,8 @@ def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
 
 
 def begin(name: str, runs: Sequence[Run], at: Workplace) -> Child:
-    """Starts or resumes the runs of a row together. Each run's directory has the run's name by a link. SIGUSR1 stops
-    them after a checkpoint; repeated signals have no further effect."""
+    """Starts or resumes the runs of a row together. A link with the run's name leads to each run's directory. SIGUSR1
+    stops the runs after a checkpoint; repeated signals have no further effect."""
     s, seeds = at.settings, [run.flags["seed"] for run in runs]
     for run, seed in zip(runs, seeds, strict=True):
         if not os.path.lexists(link := at.folder.rows / run.name):
@@ -328,7 +329,7 @@ def tell(child: Child) -> None:
 
 
 def tidy(runs: Sequence[Run], at: Workplace) -> None:
-    """Removes the checkpoints of finished runs: they are the large files in the folder."""
+    """Removes the checkpoints of finished runs, which are the large files in the folder."""
     for run in runs:
         path = at.folder.rows / run.name / CHECKPOINTS
         if path.exists() and state(run, at.folder.rows).kind == DONE:

@@ -1,8 +1,8 @@
 """Estimates how long the runs of a table would take: their remaining steps times the time of a step.
 
-The training command measures the time of a step with the run's own flags, in a process of its own and on synthetic
-images. This is done once for all runs whose steps take the same time, and kept in the user's cache directory. The
-estimate does not include evaluations and checkpoints.
+The training command measures the time of a step with the run's own flags, in a separate process and on synthetic
+images. It measures once for all runs whose steps take the same time, and keeps the result in the user's cache
+directory. The estimate does not include evaluations and checkpoints.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class Step(NamedTuple):
     """The time of a training step.
 
     seconds: None if it could not be measured.
-    how: how it was measured, or why it could not be.
+    how: how the time was measured, or why this was impossible.
     """
 
     seconds: float | None
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, again: bool = False) -> int:
     """Prints the estimate, one line per run, and the total.
 
-    given: seconds per step, instead of measuring. again: also measures again the times that are known.
+    given: seconds per step, instead of measuring. again: whether to repeat measurements whose times are known.
     """
     if given is not None and not (given > 0 and math.isfinite(given)):
         raise BadInput(f"--seconds-per-step {given}: use a positive number.")
@@ -101,7 +101,7 @@ def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple
 
 
 def conditions(run: Run, core: int | None) -> dict[str, Any]:
-    """Everything that the time of a step depends on and that is known without starting JAX."""
+    """All conditions of a step's time that are known without starting JAX."""
     prefixes = ("JAX_", "XLA_", "CUDA_", "FDG_JAX_", "GLIBC_TUNABLES")
     code = hashlib.sha256()
     for file in sorted((ROOT / "fdg_jax").rglob("*.py")):
@@ -119,7 +119,8 @@ def conditions(run: Run, core: int | None) -> dict[str, Any]:
 
 
 def steps_left(run: Run, now: State) -> int:
-    """The remaining batches of a missing or interrupted run. The smaller last batch of an epoch counts as one."""
+    """The remaining batches of a missing or interrupted run. The smaller last batch of an epoch counts as a whole
+    batch."""
     images = run.flags.get("train_size") or IMAGES[run.flags["dataset"]] - run.flags.get("hold_out", 0)
     length = run_length(images, run.flags["batch_size"], run.flags["epochs"], run.flags.get("steps"))
     done = {MISSING: 0, CUT_OFF: round(now.epochs * length.per_epoch)}.get(now.kind, length.end)
@@ -132,7 +133,8 @@ def step_kind(run: Run) -> tuple:
 
 
 def measured(run: Run, core: int | None) -> Step:
-    """The time of a step, measured over a few steps; over more if those were not timed or took too little time."""
+    """The time of a step, measured over a few steps. If these were not timed or took too little time, more steps are
+    measured."""
     flags = run.flags
     rate, problem = once(run, 2 * flags["K"] + FEW, core)  # the first 2K may compile and are not timed
     timed = FEW
@@ -150,10 +152,10 @@ def measured(run: Run, core: int | None) -> Step:
 
 
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
-    """Trains for so many steps of the run.
+    """Trains for this many steps of the run.
 
-    Returns: (examples per second, why there is no such number). Only the command for CIFAR has synthetic images, so it
-        is used for runs on other images too. A run on text uses its own text.
+    Returns: (examples per second, why there is no such number). Runs on other images use the command for CIFAR, too,
+        since only this command has synthetic images. A run on text uses its own text.
     """
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"

@@ -25,7 +25,7 @@ class Seeds(NamedTuple):
         return statistics.fmean(self.by_seed.values())
 
     def minus(self, other: "Seeds") -> "Seeds":
-        """The difference for every seed that both have, in the order of the seeds."""
+        """The difference for every seed that both results have, in the order of the seeds."""
         return Seeds(paired(self.by_seed, other.by_seed), self.diverged)
 
     def interval(self) -> Interval | None:

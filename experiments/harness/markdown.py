@@ -40,8 +40,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def hours(lines: Iterable[Line]) -> str:
-    """`1.5 core-hours, 0.2 h on a shared GPU`: the time of runs, with evaluations. On a CPU each run had a core, on a
-    GPU several shared the device. Diverged runs are not counted."""
+    """`1.5 core-hours, 0.2 h on a shared GPU`: the time of runs, with evaluations. On a CPU each run had a core; on a
+    GPU several runs shared the device. Diverged runs are not counted."""
     took = {False: 0.0, True: 0.0}
     for line in lines:
         took[on_gpu(line)] += (line.get("seconds") or 0.0) / 3600
@@ -82,7 +82,7 @@ def place(line: Line) -> tuple[str, ...]:
 
 
 def marks(lines: Mapping[str, Line]) -> dict[str, str]:
-    """{run: " [b]"} for runs made in another place than most; `origin` explains b."""
+    """{run: " [b]"} for runs that were not made in the most frequent place; `origin` explains b."""
     return {name: f" [{chr(98 + nth)}]" for nth, names in enumerate([*by_place(lines).values()][1:]) for name in names}
 
 
@@ -97,7 +97,7 @@ def origin(lines: Mapping[str, Line]) -> str:
 
 
 def short(commit: str | None) -> str:
-    """The first characters of a commit, with -dirty; `unknown` if there was no git."""
+    """The first characters of a commit, with -dirty if it has this ending; `unknown` without git."""
     if not commit:
         return "unknown"
     return f"`{commit[:10]}{'-dirty' if commit.endswith('-dirty') else ''}`"

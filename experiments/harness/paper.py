@@ -1,7 +1,8 @@
-"""The common code of the paper's tables of test errors: the three runs behind a printed number, its row, its page.
+"""The common code of the paper's tables of test errors: the three runs for a printed number, the table's rows, and its
+page.
 
 A run is named by its setting (network, data, method, K, beta, order, seed). So a setting in several tables is run only
-once, and if two tables print different numbers for a setting, both values are shown.
+once. If two tables print different numbers for a setting, both are shown.
 """
 
 import statistics
@@ -76,7 +77,7 @@ def errors(cell: Cell, lines: Lines) -> Seeds:
 
 
 def median_line(cell: Cell, lines: Lines) -> Mapping[str, Any] | None:
-    """The run with the median error (for n = 2 the better one), for a curve."""
+    """The run with the median error, for a curve. Of two runs it is the better one."""
     names = [name(trained(cell), seed) for seed in SEEDS]
     found = [lines[name] for name in names if name in lines]
     ranked = sorted(found, key=lambda line: line["test_error_percent"])
@@ -116,8 +117,8 @@ def printed(table: str) -> tuple[Cell, ...]:
 class Plan(NamedTuple):
     """A table of the paper.
 
-    notes: marks on a printed number, by (network, method, K, beta), or on a network, by (network,); the page of the
-        table says what each mark means.
+    notes: marks on a printed number, by (network, method, K, beta), or on a network, by (network,). The table's page
+        explains the marks.
     draws: draw(cells, epochs, lines, path), if it has a picture.
     """
 

@@ -10,7 +10,7 @@ from fdg_jax.pages.charts import LIGHT, canvas, plain
 
 INK, MARK = LIGHT["ink"], "#9aa5b1"
 BAR, REFERENCE = "#0072b2", "#d55e00"
-NO_RESULT = "no result yet"  # in place of an empty picture; tuning runs may be finished
+NO_RESULT = "no result yet"  # in place of an empty picture, although tuning runs may be finished
 TEST_ERROR = "test error (% of the test images)"
 
 
@@ -32,8 +32,8 @@ class Curve(NamedTuple):
 def curves(path: Path, title: str, x_label: str, shown: Sequence[Curve], long: bool = False) -> None:
     """Draws training loss above, test error below, and one legend for both.
 
-    long: for hundreds of epochs. The test error is then on a logarithmic axis. A second column has both over hours: a
-        curve's epochs times the mean time of its epochs, with evaluations.
+    long: whether the runs have hundreds of epochs. The test error is then on a logarithmic axis, and a second column
+        shows loss and error over hours. Hours are a curve's epochs times the mean time of its epochs, with evaluations.
     """
     with canvas(path, title, (15 if long else 10, 7)) as figure:
         grid = figure.subplots(2, 1 + long, sharex="col", sharey="row", squeeze=False)
@@ -101,7 +101,8 @@ def bars(
     path: Path, title: str, x_label: str, groups: Mapping[str, Mapping[str, Sequence[float]]],
     reference: tuple[str, float] | None = None, by_number: bool = False,
 ) -> None:  # fmt: skip
-    """Draws one mean per label as a horizontal bar, the best first, and each of several values as a point.
+    """Draws the mean of each label's values as a horizontal bar, the best first. Several values are also drawn as
+    points.
 
     groups: panel -> label -> values, one for each seed. A label without values has no bar.
     reference: (label, value) of a line through all panels.

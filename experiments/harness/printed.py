@@ -13,8 +13,8 @@ class Cell(NamedTuple):
 
     network: as printed.
     error: the test error in percent as printed, with * if it is marked as rerun; "" if there is none.
-    published: the error of the original publication, if the rerun stands beside it.
-    parameters: of the network, as printed.
+    published: the error of the original publication, if the table prints it beside a rerun.
+    parameters: the network's number of parameters, as printed.
     """
 
     network: str
@@ -32,8 +32,8 @@ def read(printed: str, dataset: str) -> tuple[Cell, ...]:
     """The cells of a table, each once.
 
     printed: a line with the names of the columns, then a line per network, with columns separated by |. An error column
-        has 8.75/7.78* for published/rerun, 7.92(1)/7.23(0.2) for error(beta), and - for none. The columns K (2 if
-        absent) and parameters hold for the whole line.
+        has 8.75/7.78* for published/rerun, 7.92(1)/7.23(0.2) for error(beta), and - for none. The columns K (2 if it is
+        absent) and parameters are the same for the whole line.
     """
     head, *lines = [[part.strip() for part in line.split("|")] for line in printed.strip().splitlines()]
     found: list[Cell] = []

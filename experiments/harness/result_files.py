@@ -1,8 +1,8 @@
 """Writes and reads `results/<table>.jsonl`: one line per finished run, with everything that a table shows.
 
-Tables that share their runs share the file: each reads its own lines and leaves the others as they are. A line,
-including its command, has no paths of data and runs, since these differ between machines. A file is written completely
-or not at all.
+Tables that share their runs share the file: each table reads its own lines and leaves the other lines as they are. A
+line, including its command, has no paths of data and runs, since paths differ between machines. A file is written
+completely or not at all.
 """
 
 import json
@@ -90,7 +90,8 @@ def where(run: Run) -> dict[str, Any]:
 
 
 def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
-    """Writes the table's file, completely or not at all, in the order of its runs (if shared, of their names)."""
+    """Writes the table's file, completely or not at all, in the order of its runs. A file of several tables is in the
+    order of the runs' names."""
     order = sorted(lines) if table.shares else [run.name for run in table.runs if run.name in lines]
     results.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)
@@ -104,7 +105,8 @@ def is_done(run: Run, runs_dir: Path) -> bool:
 
 
 def has_diverged(run: Run, runs_dir: Path) -> bool:
-    """Whether the run ended because its numbers were not finite. Such a run has no summary, and its output says so."""
+    """Whether the run ended because its numbers were not finite. Such a run has no summary, and its output names the
+    reason."""
     output = runs_dir / f"{run.name}.log"
     if state(run, runs_dir).kind != CUT_OFF or not output.is_file():
         return False
@@ -139,7 +141,7 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
     """The table's results by the names of their runs, in the table's order; empty if there are none.
 
     Raises:
-        BadInput: a line is of another run; the table's options may have changed since.
+        BadInput: a line is not of a run of the table, whose options may have changed.
     """
     path, lines = file(table, results), entries(table, results)
     unknown = [name for name in lines if name not in [run.name for run in table.runs]]
@@ -192,7 +194,8 @@ def plain_platform(text: str) -> str:
 
 
 def thinned(events: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """At most CURVE_POINTS points. Each is the mean loss of equally many logged lines, at the place of the last one."""
+    """At most CURVE_POINTS points. Each point is the mean loss of equally many logged lines, at the epoch of the last
+    of these lines."""
     size = math.ceil(len(events) / CURVE_POINTS) or 1
     groups = [events[at : at + size] for at in range(0, len(events), size)]
     return {

@@ -25,8 +25,8 @@ MISSING, RUNNING, CUT_OFF, DONE = "missing", "running", "cut off", "done"
 class Run(NamedTuple):
     """A run of the training command.
 
-    name: also that of the run directory.
-    flags: options of the training command, by name: all on which the table depends, with their defaults. So a line
+    name: the name of the run and of its directory.
+    flags: options of the training command, by name. They include defaults on which the table depends, so that a line
         stays right after a default has changed.
     """
 
@@ -52,14 +52,15 @@ class Table(NamedTuple):
     """A table: its runs, and how its page of results is made.
 
     blocks(lines): the texts for the names in braces of `pages/<page>.md.in`, made from the results alone.
-    page: the name of this file, if it is not the table's name. Its first line is the table's title.
+    page: the name of the page's file, if it is not the table's name. The page's first line is the table's title.
     picture(lines, path): draws the results into a PNG file, if the table has a picture.
-    shares: the name under which several tables keep their runs and results, so that a common run is made and kept once.
+    shares: the name under which several tables keep their runs and results, so that a run of several tables is made
+        once.
     shortened(epochs): the same table with shorter runs, if the table has such a version.
     then(lines): further runs, whose options follow from the lines of `runs`, such as runs with the tuned options.
-    diverging: whether a diverged run is a result, too. Its line has `diverged` and no error.
+    diverging: whether a diverged run is a result, too. The line of such a run has `diverged` and no error.
     prepare(): makes files that the runs need besides --data-dir, at paths in their options.
-    measure(run): the result line of a run that is not a training by the command; such a run has no directory.
+    measure(run): makes the result line of a run without the training command; such a run has no directory.
     """
 
     name: str
@@ -117,7 +118,7 @@ def command(run: Run, data_dir: str | None, run_dir: str | None, resume: bool = 
 
 
 def state(run: Run, runs_dir: Path) -> State:
-    """The state of the run. Raises BadInput if its directory holds a run with other options."""
+    """The state of the run. Raises BadInput if the run's directory holds a run with other options."""
     path = runs_dir / run.name
     if not (path / CONFIG).is_file():
         return State(RUNNING if locked(path) else MISSING)
@@ -132,8 +133,8 @@ def state(run: Run, runs_dir: Path) -> State:
 
 
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
-    """Raises BadInput unless the run was made with exactly the table's options (as asked for, or with defaults
-    settled).
+    """Raises BadInput unless the run was made with exactly the table's options (as given, or with all defaults filled
+    in).
 
     Options that were added to the command after the run was made are ignored.
     """
@@ -158,8 +159,8 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def locked(path: Path) -> bool:
     """Whether a process is writing the run.
 
-    The kernel's list of locks is read, since trying the lock could keep a starting run from getting it. Without such a
-    list (not Linux), the answer is False.
+    It reads the kernel's list of locks, since trying the lock could keep a starting run from getting the lock. Without
+    such a list (not Linux), the answer is False.
     """
     try:
         status, locks = path.stat(), Path("/proc/locks").read_text(encoding="utf-8")

@@ -148,7 +148,8 @@ def collected(line: Mapping[str, Any]) -> str:
 
 
 def all_text(runs: Sequence[Run]) -> bool:
-    """Whether all runs train on text. Their options name its files, so no data directory is needed."""
+    """Whether all runs train on text. The options of such runs name the text's files, so no data directory is
+    needed."""
     return bool(runs) and all(on_text(run) for run in runs)
 
 
@@ -196,11 +197,12 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
 
 
 def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs: int) -> int:
-    """Makes all runs that are neither done nor under way in another process, `jobs` at a time, one process per core.
+    """Makes all runs except those that are done or that another process is making, `jobs` at a time, one process per
+    core.
 
     Each run is the command that `list` shows; its output goes to <runs-dir>/<name>.log.
 
-    Returns: the exit code, as sweep.make_all.
+    Returns: the exit code of sweep.make_all.
     """
     sweep.cores_for(jobs)  # refuses impossible numbers before directories are read
     runs_dir = runs_dir.resolve()
@@ -211,8 +213,8 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
 
 
 def planned(run: Run, runs_dir: Path, data_dir: str | None) -> Planned:
-    """A run in the form that `sweep` takes. Its state is read when it would start, as another process may work on the
-    table."""
+    """A run in the form that `sweep` takes. The run's state is read when the run would start, since another process may
+    work on the table."""
 
     def words() -> tuple[list[str], str] | None:
         now = state(run, runs_dir)

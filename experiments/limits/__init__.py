@@ -1,1 +1,2 @@
-"""The largest stable learning rate of a parabola under late gradients: by eigenvalues, and by training it."""
+"""The largest stable learning rate of a parabola under late gradients: computed from eigenvalues, and found by
+training."""

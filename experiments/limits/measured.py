@@ -1,7 +1,7 @@
 """The largest stable learning rate from training: stage 1 is many parabolas side by side, one per curvature.
 
-With K stages, FDG backward first makes stage 1 τ = 2K-3 updates late. The other stages have no weights. The learning
-rate is 1, so that the curvature equals the product of both.
+With K stages and order backward-first, the gradients of stage 1 are τ = 2K-3 updates late in FDG. The other stages have
+no weights. The learning rate is 1, so that a curvature equals the product of learning rate and curvature.
 """
 
 import warnings
@@ -46,10 +46,10 @@ def loss(outputs, targets):
 def limit(
     m: float, tau: int, correct: str, options: dict[str, Any], points: int = 2000, steps: int = STEPS, low: float = 0.01
 ) -> float:
-    """The limit: the middle between the smallest unstable curvature and the next smaller one. There are `points`
-    curvatures between `low` and 2,000 `low`, times 1 - m. A curvature is unstable if the weight's largest modulus in
-    the last WINDOW updates is not less than in the WINDOW updates at half of the run. If none is unstable, higher ones
-    are tried.
+    """The limit: the middle between the smallest unstable curvature and the next smaller curvature. There are `points`
+    curvatures between `low` and 2,000 `low`, times 1 - m. A curvature is unstable if its weight does not shrink. The
+    weight's largest modulus in the last WINDOW updates is compared with that in the WINDOW updates at half of the run.
+    If no curvature is unstable, higher curvatures are tried.
 
     Raises: AssertionError if the measured staleness is not τ, or if the limit is below all curvatures.
     """

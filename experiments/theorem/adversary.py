@@ -1,8 +1,8 @@
-"""A search for quadratics that break Theorem 1 as printed in the hardest case: constant rate, full pipeline.
+"""A search for quadratics that break Theorem 1 as printed, in the hardest case: constant rate, full pipeline.
 
-It is hill climbing from random starts over everything that defines a quadratic: the Hessian (also indefinite, as the
-theorem assumes no convexity), the start, the noise, beta and the learning rate. Each step t >= 2(K-1) is judged by the
-run that stops after it, whose M is the smallest.
+It climbs from random starts, over everything that defines a quadratic: the Hessian, the start, the noise, beta and the
+learning rate. The Hessian may be indefinite, since the theorem assumes no convexity. Each step t >= 2(K-1) is judged as
+the last step of a run, since the M of the shortest run is the smallest.
 """
 
 from typing import Any, NamedTuple

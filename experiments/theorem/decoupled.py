@@ -43,7 +43,8 @@ def sgd(rates: Array) -> optax.GradientTransformation:
 
 
 def pipeline(problem: Problem, beta: float, rates: Array, engine: str = "delay-line") -> fdg_jax.Pipeline:
-    """The pipeline with the order of the paper's analysis, forward first: module k's gradient is 2(K-k) updates old."""
+    """The pipeline with the order of the paper's analysis, forward first, where module k's gradient is 2(K-k) updates
+    old."""
     K, p, _ = problem.matrices.shape
     stages = [Adds(tuple(map(tuple, matrix.tolist())), len(rates)) for matrix in problem.matrices]
     made = fdg_jax.Pipeline(
@@ -82,5 +83,5 @@ def batch(problem: Problem, samples: Array) -> tuple[Array, Array]:
 
 
 def parameters(run: fdg_jax.Pipeline) -> Array:
-    """The parameters [runs, K m] in float64, as all further computations."""
+    """The parameters [runs, K m] in float64, like all further computations."""
     return np.concatenate([np.asarray(v["params"]["theta"], np.float64) for v in run.params], -1)

@@ -31,8 +31,8 @@ def at_rate(problem: quadratic.Problem, beta: float, rates: Sequence[float], cha
 
     Returns: needed: the largest Z_2/(L M) that a step of the full pipeline needs. above: steps whose exact expected
         change exceeds a bound. deviation: the largest distance of a step's mean from its exact expectation, in standard
-        errors. The other entries are of the step with a full pipeline whose change is closest to the printed bound, in
-        units of gamma M."""
+        errors. The other entries describe one step with a full pipeline: the step whose change is closest to the
+        printed bound, in units of gamma M."""
     filled, gamma = 2 * (len(problem.matrices) - 1), rates[0]
     exact = problem.expected(beta, rates)
     M = float(exact.M[-1])

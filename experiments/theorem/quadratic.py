@@ -5,9 +5,9 @@ With f(theta) = 1/2 theta' H theta and gradients g = H theta + noise the update 
     theta_k <- theta_k - gamma_t beta^(K-k) g_k of batch t-2(K-k),       nothing while t < 2(K-k),
 
 is linear. So theta at step t is the response to the start plus the responses to each batch's noise. The noise of
-different batches is uncorrelated, so the mean of any square is the sum of the squares of these responses. `follow`
-computes each response as a column. A sampled run is one column. An exact expectation has a column for the start and one
-for each direction of each batch's noise. Index t counts batches from 0 (the time of Eq. 12).
+different batches is uncorrelated, so the expectation of any squared quantity is the sum of its squared responses.
+`follow` computes each response as a column. A sampled run is one column. An exact expectation has a column for the
+start, and a column for each direction of each batch's noise. Index t counts batches from 0 (the time of Eq. 12).
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ Array = Any
 class Expected(NamedTuple):
     """Exact expectations at t = 0..T-1. Leading axes, if any, are problems.
 
-    change [..., T]: of the loss, E f(theta at t+1) - E f(theta at t). squares [..., T, K]: E|mean gradient of module
-    k|^2 at theta of t. M [..., T]: the largest E|g|^2, all modules together, of the batches 0..t. Its last entry is for
-    the whole run: the smallest constant that satisfies Assumption 2.
+    change [..., T]: the change of the loss, E f(theta at t+1) - E f(theta at t). squares [..., T, K]: E|mean gradient
+    of module k|^2 at theta of t. M [..., T]: the largest E|g|^2, all modules together, of the batches 0..t. The last
+    entry, for the whole run, is the smallest constant that satisfies Assumption 2.
     """
 
     change: Array
@@ -32,7 +32,7 @@ class Expected(NamedTuple):
 
 
 def follow(H: Array, K: int, shrink: Array, rates: Array, start: Array, noise: Array) -> Array:
-    """The update exactly as written above.
+    """The update exactly as written in the module's docstring.
 
     H [..., n, n], n parameters in K modules of equal size; shrink [..., n]: beta^(K-k) of each parameter; rates [T,
     ...]; start [..., n, columns]; noise [T, ..., n, columns], added to H theta. Returns theta [T+1, ..., n, columns].
@@ -128,8 +128,8 @@ class Problem(NamedTuple):
 
 
 def compact(factor: Array) -> Array:
-    """A factor of the same covariance with only as many columns as its rank (1e-12 of the largest value is
-    rounding)."""
+    """A factor of the same covariance with as many columns as the rank. Singular values below 1e-12 of the largest are
+    rounding."""
     left, sizes, _ = np.linalg.svd(factor, full_matrices=False)
     return (left * sizes)[:, sizes > 1e-12 * sizes[0]]
 

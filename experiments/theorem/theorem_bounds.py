@@ -1,15 +1,15 @@
 """Theorem 1's right-hand side, -gamma_t/2 Z_1 + gamma_t^2 Z_2, as printed and corrected in two ways.
 
-With c = K-k, n = t - max(0, t-2c), and sums over k (in the corrected ones over the modules in flow, those that have
-gradients: t >= 2c) and over the n steps j before t:
+Here c = K-k and n = t - max(0, t-2c). Sums are over the modules k and over the n steps j before t. The corrected bounds
+sum only over modules that have gradients already, t >= 2c:
 
     printed   Z_2/(L M) = sum beta^c + beta^(3c) n
     repaired  Z_2/(L M) = sum beta^c + beta^(3c) n sum_j (gamma_j/gamma_t)^2         for a constant rate n^2
     network   Z_2/(L M) = sum beta^(2c)/2 + 2 sqrt(G) beta^c sum_j gamma_j/gamma_t,   G = sum over all k of beta^(2c)
 
-`repaired` is the paper's proof with its errors corrected, under the paper's Assumption 1, whose second line lets a
-module's gradient depend on the module's own weights only. `network` has another proof that does not use that line, so
-it holds for modules that feed each other. Both are derived in theorem1.md.
+`repaired` follows from the paper's proof with its errors corrected, under the paper's Assumption 1. The second line of
+this assumption lets a module's gradient depend on the module's own weights only. `network` has another proof that does
+not use the second line, so it holds for modules that feed each other. Both are derived in theorem1.md.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ READINGS = ("printed", "repaired", "network")
 def z2(reading: str, K: int, beta: float, rates: Sequence[float], t: int) -> float:
     """Z_2 / (L M) at step t, for the learning rates of the steps 0..t.
 
-    The paper writes the sum of beta^c as (beta^K - 1)/(beta - 1), which is undefined at beta = 1; the sum is not.
+    The paper writes the sum of beta^c as (beta^K - 1)/(beta - 1), which is undefined at beta = 1; the sum itself is
+    defined.
     """
     G, total = sum(beta ** (2 * c) for c in range(K)), 0.0
     for c in range(K):

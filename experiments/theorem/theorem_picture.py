@@ -1,4 +1,5 @@
-"""Theorem 1 as a picture: one panel per K and beta over the learning rate; below, two of the runs that break it."""
+"""Theorem 1 as a picture: one panel per K and beta over the learning rate. Two panels below show runs that break the
+theorem."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,9 @@
 """An arm of a comparison, its tuning grid, and its final runs, whose options come from the results of tuning.
 
-Every arm of a table has the same number of tuning runs: the same multiples of its optimizer's usual learning rate, each
-with the same number of settings of its own. The choice is the run with the lowest error on the held-out examples, or
-the first of several such runs in the grid. An arm with unfinished tuning has no choice, and so no final runs yet.
+Every arm of a table has the same number of tuning runs. They have the same multiples of its optimizer's usual learning
+rate, each with the same number of settings of the arm's own options. The choice is the run with the lowest error on the
+held-out examples. If several runs have this error, the first in the grid is chosen. An arm with unfinished tuning has
+no choice, so it has no final runs yet.
 """
 
 import math
@@ -22,9 +23,9 @@ Flags = Mapping[str, Any]
 class Arm(NamedTuple):
     """One way to train.
 
-    name: in the names of its runs. label: on the page.
+    name: its name in the names of its runs. label: its name on the page.
     flags: the options that define the arm, outside of the grid.
-    own: the settings of its own options to try; as many as for every other arm.
+    own: the settings of its own options to try. Every arm has the same number of settings.
     usual_rate: the usual learning rate of its optimizer; the grid has multiples of it.
     claim: the published claim, in a sentence. rule: how the page judges the claim (a key of the table's rules).
     most_late: the largest staleness that the claim is about.
@@ -46,9 +47,10 @@ class Arm(NamedTuple):
 class Part(NamedTuple):
     """Arms that are trained alike.
 
-    name: in the names of its runs. shared: flags of all runs. tuned: of the tuning runs only. final: of the final runs
-        only.
-    multiples: of the usual learning rate. seeds: of the final runs; the tuning runs have seed 0.
+    name: its name in the names of its runs.
+    shared, tuned, final: flags of all runs, of the tuning runs only, and of the final runs only.
+    multiples: the grid, as multiples of the usual learning rate.
+    seeds: those of the final runs; the tuning runs have seed 0.
     chosen_by: another part, whose choices are used here without tuning.
     """
 
@@ -65,7 +67,7 @@ class Part(NamedTuple):
 
     @property
     def tune_runs(self) -> tuple[Run, ...]:
-        """The tuning runs, arm by arm, so that each finished arm can be trained."""
+        """The tuning runs, arm by arm, so that the final runs of a tuned arm can begin early."""
         return () if self.chosen_by else tuple(run for arm in self.arms for run in self.grid(arm))
 
     def grid(self, arm: Arm) -> tuple[Run, ...]:
@@ -82,8 +84,8 @@ class Part(NamedTuple):
         return Run(f"tune-{self.name}-{arm.name}-rate{rate:g}{said}", flags, self.module)
 
     def choice(self, lines: Lines, arm: Arm) -> Flags | None:
-        """The chosen options: learning rate and the arm's own. None if tuning is not finished, or if every run of the
-        grid has diverged."""
+        """The chosen options: the learning rate and the arm's own options. None if tuning is not finished, or if every
+        run of the grid has diverged."""
         if self.chosen_by:
             (same,) = [other for other in self.chosen_by.arms if other.name == arm.name]
             return self.chosen_by.choice(lines, same)

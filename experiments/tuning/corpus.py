@@ -18,7 +18,7 @@ WAY_OUT = "Set up anew with `make setup`, in an environment with the versions of
 
 
 def files() -> dict[str, Path]:
-    """{name in the wheel: file} of the wheels' Python files, in the order of the text. Raises BadInput if one is
+    """{name in the wheel: file} of the wheels' Python files, in the order of the text. Raises BadInput if a wheel is
     missing."""
     found = {}
     for name, wanted in WHEELS.items():
@@ -33,7 +33,7 @@ def files() -> dict[str, Path]:
 
 
 def content() -> bytes:
-    """The text. Raises BadInput if it is not the text of the results."""
+    """The text. Raises BadInput if the results were made with another text."""
     try:
         text = b"".join(path.read_bytes() for path in files().values())
     except OSError as error:

@@ -15,8 +15,9 @@ COLUMNS, WORDS = 6, 22  # panels in a row; letters in a line of a panel's title
 def draw(
     gaps: Mapping[str, Mapping[int, Sequence[float]]], stages: Sequence[int], path: Path, title: str, y_label: str
 ) -> None:
-    """Draws a PNG file with a panel for each arm, the lowest last gap first: the arm's seeds as points, their means
-    joined by a line, and the other arms in grey. A line is interrupted where a number of stages has no value.
+    """Draws a PNG file with a panel for each arm. Panels are sorted by the gap at the largest K, the lowest first. A
+    panel has the arm's seeds as points, their means joined by a line, and the other arms in grey. A line is interrupted
+    where a number of stages has no value.
 
     gaps: arm -> K -> a value for each seed, at least one. stages: every K of the x axis, which is logarithmic.
     """

@@ -85,7 +85,7 @@ LATER = ("combined", "double")
 # The balanced cuts on a CPU, where the first of these runs were made. On a GPU other cuts are balanced, as narrow
 # convolutions take fewer FLOPs there.
 CUTS = {4: {"split": "2,4,7"}}
-# At a staleness of 1, each of these is the same as the other arm: it looks one update ahead, or divides by 1.
+# At a staleness of 1, each arm equals the arm beside it here, since it looks one update ahead, or divides by 1.
 SAME_AT_ONE = {"linear": "last", "nesterov": "spike", "rate": "fdg", "rate-last": "last", "pipemare": "t2"}
 SHARED = {
     "dataset": "cifar10", "model": "resnet20", "batch_size": 128, "optimizer": "sgd",

@@ -101,8 +101,8 @@ SHARED = {
     "lr_schedule": "constant", "warmup_steps": WARMUP, "clip_norm": 1.0, "weight_decay": 0.1, "decay": "matrices",
     "b2": 0.99,
 }  # fmt: skip
-# At K = 2 the staleness is 1: dividing by it changes nothing, and DDG's schedule is FDG's. With the chosen rates, these
-# arms would repeat the run of the other arm.
+# At K = 2 the staleness is 1: dividing by it changes nothing, and DDG's schedule is FDG's. With the chosen rates, each
+# of these arms would repeat the runs of the arm beside it.
 SAME_AT_TWO = {"ddg": "fdg", "rate": "t1", "t1-muon": "fdg-muon", "t1-last-muon": "last-muon"}
 TUNED, FINAL = {"epochs": TUNING_EPOCHS, "hold_out": HELD_OUT}, {"epochs": EPOCHS, "hold_out": 0}
 

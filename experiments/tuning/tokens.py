@@ -1,4 +1,4 @@
-"""The tokens that an arm on text needs, divided by those that BP needs for the same loss."""
+"""The tokens that an arm on text needs, divided by the tokens that BP needs for the same loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ TIMES = STEPS / TARGET_STEPS  # larger ratios are not measured
 
 
 def at_target(line: Mapping[str, Any]) -> float | None:
-    """The test loss after BP's steps; None if it was not finite."""
+    """The test loss after TARGET_STEPS, the steps of BP; None if it was not finite."""
     return next(test["test_loss"] for test in line["evaluations"] if test["step"] == TARGET_STEPS)
 
 
 def values(lines: Lines, part: Part, arm: Arm) -> Seeds:
-    """The arm's test losses after BP's steps."""
+    """The arm's test losses after TARGET_STEPS."""
     return of_runs(lines, part.final_names(arm), at_target)
 
 
@@ -28,13 +28,14 @@ def named(part: Part, name: str) -> tuple[Part, Arm]:
 
 
 def of_name(lines: Lines, part: Part, name: str) -> Seeds:
-    """The test losses after BP's steps of the arm of this name, with the same K and network."""
+    """The test losses after TARGET_STEPS of the arm of this name, with the same K and network."""
     return values(lines, *named(part, name))
 
 
 def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | None:
     """The steps after which a run first reaches a loss, interpolated between two tests linearly in log(steps). None if
-    it never does. If the first test has the loss already, its steps are returned, which may be too many."""
+    it never does. If the first test has reached the loss already, the steps of this test are returned; fewer may have
+    been enough."""
     before = None
     for test in evaluations:
         if test["test_loss"] is None:  # it was not finite
@@ -49,8 +50,8 @@ def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | N
 
 
 def times_bp(lines: Lines, part: Part, arm: Arm, reference: str | None = None) -> dict[int, float | None]:
-    """Tokens to BP's loss over BP's tokens, for every seed that both have; None if the loss is not reached. reference:
-    the arm of BP, by default the arm's own."""
+    """The tokens that the arm needs to reach BP's loss, divided by BP's tokens, for every seed that both have. None if
+    the loss is not reached. reference: the name of the BP arm, by default the arm's own reference."""
     bp = of_name(lines, part, reference or arm.reference).by_seed
     found = {}
     for seed, line in part.finished(lines, arm).items():
@@ -78,8 +79,8 @@ def spread(numbers: Sequence[float]) -> str:
 
 
 def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
-    """An arm's tokens over those that BP needed for the arm's final loss: `2.17 (1.70 to 2.65)`. If BP has this loss at
-    its first test already: a lower bound."""
+    """An arm's tokens divided by the tokens that BP needed for the arm's final loss: `2.17 (1.70 to 2.65)`. If BP has
+    reached this loss at its first test already, the ratio is a lower bound."""
     where, bp = named(part, arm.reference)
     own, bps = (
         {seed: line["evaluations"] for seed, line in found.items() if not line.get("diverged")}

@@ -1,7 +1,7 @@
 """Whether a published claim holds here, as registered in experiments/corrections.md before the first run.
 
-Differences are taken seed by seed, with Student's 95% interval. Fewer than MIN_SEEDS seeds decide nothing. A claim
-fails if more of the arm's runs have diverged than of the arm it is compared with.
+Differences are taken seed by seed, with Student's 95% interval. With fewer than MIN_SEEDS seeds, the verdict is
+undecided. A claim fails if more runs of its arm than of the compared arm have diverged.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,8 +41,9 @@ def too_few(n: int) -> Verdict:
 
 
 def lost(arm: Seeds, other: Seeds) -> Verdict | None:
-    """The verdict because of diverged runs, with at least MIN_SEEDS common seeds: the arm fails if more of its runs
-    have diverged than of the other's; undecided if not more; None if none of its runs has diverged."""
+    """The verdict because of diverged runs, if there are at least MIN_SEEDS common seeds. The arm fails if more of its
+    runs than of the other arm's runs have diverged. If not more have diverged, the verdict is undecided. None if no run
+    of the arm has diverged."""
     n = len({*arm.by_seed, *arm.diverged} & {*other.by_seed, *other.diverged})
     if n < MIN_SEEDS or not arm.diverged:
         return None
@@ -63,7 +64,7 @@ def judged(
 
 
 def less(arm: Seeds, stale: Seeds, scale: Scale, what: str = "The gain is") -> Verdict:
-    """The claim that an arm has a smaller error than the one without a correction. It fails if the interval excludes a
+    """The claim that an arm has a smaller error than the arm without a correction. It fails if the interval excludes a
     gain of the scale's size."""
     gain = stale.minus(arm)
     return lost(arm, stale) or judged(what, gain, scale, lambda by: by.low > 0, lambda by: by.high < scale.gain)
@@ -78,14 +79,14 @@ def no_gain(arm: Seeds, stale: Seeds, scale: Scale) -> Verdict:
 
 
 def level(arm: Seeds, bp: Seeds, most: float, scale: Scale) -> Verdict:
-    """The claim that an arm is level with BP: at most `most` behind, or ahead."""
+    """The claim that an arm is level with BP: at most `most` worse, or better."""
     behind = arm.minus(bp)
     return lost(arm, bp) or judged("Behind BP by", behind, scale, lambda by: by.high < most, lambda by: by.low > most)
 
 
 def worse(arm: Seeds, bp: Seeds, scale: Scale) -> Verdict:
     """The claim that an arm is behind BP. It fails if the whole interval is below the scale's gain. Diverged runs are
-    left out, as the registered rule on them is for claims in an arm's favour."""
+    left out, since the registered rule on diverged runs is for claims in an arm's favour."""
     return judged("Behind BP by", arm.minus(bp), scale, lambda by: by.low > 0, lambda by: by.high < scale.gain)
 
 
@@ -107,9 +108,9 @@ def smaller_gap(arm: Seeds, bp: Seeds, other: Seeds, other_bp: Seeds, scale: Sca
 
 
 def gap_closed(arm: Seeds, stale: Seeds, bp: Seeds) -> float | None:
-    """The share of the gap between the uncorrected arm and BP that is closed (0: none, 1: all), over the seeds that all
-    three have. None if the gap may be chance, that is, with fewer than MIN_SEEDS seeds or an interval that is not above
-    0. None also if a run of the arm has diverged."""
+    """The share of the gap between the uncorrected arm and BP that the arm closes (0: none, 1: all), over the seeds
+    that all three arms have. None if the gap may be chance: if there are fewer than MIN_SEEDS seeds, or if the interval
+    is not above 0. None also if a run of the arm has diverged."""
     shared = arm.by_seed.keys() & stale.by_seed.keys() & bp.by_seed.keys()
     gap = interval([stale.by_seed[seed] - bp.by_seed[seed] for seed in shared])
     if gap is None or arm.diverged or gap.n < MIN_SEEDS or gap.low <= 0:

@@ -1,4 +1,4 @@
-"""One checkpoint: a folder with the arrays of a state, which Orbax writes and reads, and a manifest over all of it.
+"""A checkpoint is a folder with the arrays of a state, which Orbax writes and reads, and a manifest of all files.
 
     step-000000020/{arrays/, manifest.json}                                         of one process
     step-000000020/{process0/{npy/, manifest.json}, process1/..., manifest.json}    of several
@@ -28,8 +28,8 @@ from fdg_jax.checkpoint.state import Flat
 from fdg_jax.errors import BadInput, first_line
 
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
-NPY = "npy"  # the folder with that role in a part of a checkpoint
-# A declared size above both limits is forged: weights are noise and hardly compress, though empty buffers do.
+NPY = "npy"  # the folder of arrays within a part of a checkpoint
+# A declared size above both limits is forged: empty buffers compress well, but weights hardly do.
 MOST_TIMES, ALWAYS_BYTES = 1000, 2**28  # times the bytes on the disk; bytes that are always allowed
 
 
@@ -51,7 +51,7 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
 
 
 def save_part(path: Path, process: int, state: Mapping[str, Any]) -> tuple[int, str]:
-    """Saves the part of a state that one of several processes has. `commit_parts` makes a checkpoint of all parts.
+    """Saves one process's part of a state. `commit_parts` makes a checkpoint of all parts.
 
     Arguments:
         path: the folder of the checkpoint.
@@ -95,7 +95,8 @@ def temporary(path: Path) -> Path:
 def write_sealed(
     folder: Path, state: Mapping[str, Any], about: Mapping[str, Any], write: Callable[[Path, Flat], None]
 ) -> None:
-    """Makes a folder of arrays, seals it and flushes it to the disk. write: writes {number: array}, not empty ones."""
+    """Makes a folder of arrays, seals it and flushes it to the disk. write: writes the arrays that are not empty,
+    {number: array}."""
     folder.mkdir()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
     write(folder, {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size})
@@ -108,7 +109,8 @@ def write_by_orbax(folder: Path, arrays: Flat) -> None:
     """Writes arrays with Orbax, which turns keys into file names and refuses empty arrays. So the keys are numbers, and
     the manifest has the names and the empty arrays.
 
-    Orbax knows only some of the dtypes that NumPy itself lacks, so arrays of such dtypes are written as bytes.
+    Some dtypes, such as bfloat16, are not NumPy's own, and Orbax knows only a part of these. So arrays of such dtypes
+    are written as bytes.
     """
     arrays = {name: value if value.dtype.isbuiltin == 1 else as_bytes(value) for name, value in arrays.items()}
     with ocp.StandardCheckpointer() as checkpointer:
@@ -129,7 +131,7 @@ def as_bytes(value: np.ndarray) -> np.ndarray:
 
 
 def load(path: Path) -> tuple[Flat, dict[str, Any]]:
-    """Loads what `save` has saved, or `save_part` and `commit_parts`.
+    """Loads a checkpoint of `save`, or of `save_part` and `commit_parts`.
 
     Arguments:
         path: the folder.
@@ -167,7 +169,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
 
 
 def read_arrays(folder: Path) -> Mapping[str, Any]:
-    """The arrays of a sealed folder by number; arrays from NumPy's files are bytes."""
+    """The arrays of a sealed folder by number; arrays from NumPy's own files come as bytes."""
     if (folder / NPY).is_dir():
         # Mapped: a file cannot declare more than it holds.
         return {file.stem: np.array(np.lib.format.open_memmap(file, mode="r")) for file in (folder / NPY).iterdir()}
@@ -184,8 +186,8 @@ def read_arrays(folder: Path) -> Mapping[str, Any]:
 
 
 def check_sizes(folder: Path, declared: Collection[Any]) -> None:
-    """Raises Damaged if arrays declare far more memory than the files on the disk can fill: the C++ code that reads
-    them would then end the process. declared: Orbax's metadata of each array."""
+    """Raises Damaged if arrays declare far more memory than the files on the disk can fill. Reading them would end the
+    process, since C++ code would try to allocate this memory. declared: Orbax's metadata of each array."""
     stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     needed = sum(math.prod(each.shape) * each.dtype.itemsize for each in declared)
     parts = [zip(each.storage.chunk_shape, each.shape, strict=True) for each in declared]
@@ -209,9 +211,9 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
 
 @functools.cache
 def quiet_orbax() -> None:
-    """From now on one failed save, or one damaged checkpoint, is reported once: by the exception that Orbax raises.
+    """From now on a failed save, or a damaged checkpoint, is reported only once, by the exception that Orbax raises.
 
-    Otherwise Orbax logs further errors of the same failure with tracebacks, and asyncio logs those of failed tasks.
+    Otherwise Orbax logs further errors of the same failure with tracebacks, and asyncio logs errors of failed tasks.
     Python warns about coroutines that nobody awaited. tensorstore prints that the event loop is closed if it ends late.
     """
 

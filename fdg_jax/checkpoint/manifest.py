@@ -1,13 +1,13 @@
 """The manifest of a checkpoint's folder, which shows any damage: Orbax notices neither flipped bits nor emptied files.
 
-`manifest.json` lists every file with its size and sha256, has further content, and a hash of itself. It is written
-last, so a folder without one is incomplete. Writing it is called sealing the folder.
+`manifest.json` lists every file with its size and sha256. It also has further content, and a hash of itself. It is
+written last, so a folder without a manifest is incomplete. Writing the manifest is called sealing the folder.
 
-Where several processes have written a checkpoint, each has sealed a folder in it, called a part. The manifest above
-them lists these parts and their manifests' hashes.
+If several processes have written a checkpoint, each has sealed its own folder in the checkpoint, called a part. The
+checkpoint's manifest lists the parts and the hashes of their manifests.
 
-A folder is called damaged only if that is proven: content was read and differs, or a file is missing or not listed. A
-file that cannot be read at the moment (the network is down, no file handles or memory left) proves nothing.
+A folder is called damaged only if the damage is proven: content was read and differs, or a file is missing or not
+listed. A file that cannot be read at the moment (the network is down, no file handles or memory left) proves nothing.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def check(folder: Path) -> dict[str, Any]:
     Raises:
         Damaged: a file differs; the message names it.
         OtherFormat: it was sealed by another version.
-        OSError, MemoryError: it cannot be read, so nothing is known.
+        OSError, MemoryError: the folder cannot be read, so it is not known whether it is damaged.
     """
     entries = list_entries(folder)
     body = read(folder, entries)
@@ -85,7 +85,8 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def read(folder: Path, entries: Mapping[str, int]) -> dict[str, Any]:
-    """The content of a manifest with the right hash. entries: `list_entries(folder)`. Raises Damaged, OtherFormat."""
+    """The content of a folder's manifest, after a check of its hash. entries: `list_entries(folder)`. Raises Damaged,
+    OtherFormat."""
     check_regular_file(folder, NAME, entries)
     try:
         whole = strict_json.read(folder / NAME)
@@ -106,8 +107,8 @@ def read(folder: Path, entries: Mapping[str, int]) -> dict[str, Any]:
 
 
 def check_regular_file(folder: Path, name: str, entries: Mapping[str, int]) -> None:
-    """Raises Damaged for a file that is missing, and for a link, a pipe and the like: they are never sealed, and a pipe
-    would block its reader."""
+    """Raises Damaged for a missing file, and for a link, a pipe and the like. These are never sealed, and a pipe would
+    block its reader."""
     if name not in entries:
         raise Damaged(folder, f"{name[:200]} is missing")
     if not stat.S_ISREG(entries[name]):
@@ -140,5 +141,5 @@ def file_sha256(path: Path) -> str:
 
 
 def content_sha256(body: Any) -> str:
-    """The hash of a manifest's content, with which it is sealed."""
+    """The hash of a manifest's content, which the manifest contains."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

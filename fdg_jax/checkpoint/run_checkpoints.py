@@ -1,12 +1,12 @@
 """The checkpoints of a run: the pipeline's exact state and the loop's own few numbers, one folder per step.
 
-A thread writes them while training goes on, and flushes them to the disk. The newest are kept and, on request, the best
-one. A damaged checkpoint (fdg_jax.checkpoint.manifest) is set aside with a warning, and the one before it is used. A
-checkpoint that cannot be read at the moment is not changed.
+A thread writes them while training goes on, and flushes them to the disk. The newest checkpoints are kept and, on
+request, the best one. A damaged checkpoint (fdg_jax.checkpoint.manifest) is set aside with a warning, and the
+checkpoint before it is used. A checkpoint that cannot be read at the moment is not changed.
 
-The processes of one training write a checkpoint together, into a folder that all of them see. Each writes what its own
-stages need. When all have sealed their parts, process 0 renames the folder, which is the commit. No process begins the
-next checkpoint before that, so all of them know whether this one has succeeded.
+The processes of a training write a checkpoint together, into a folder that all of them see. Each process writes the
+state of its own stages. When all have sealed their parts, process 0 renames the folder, which is the commit. No process
+begins the next checkpoint before the commit, so all processes know whether this checkpoint has succeeded.
 """
 
 import errno
@@ -41,7 +41,7 @@ class SaveFailed(Exception):
 class NotFinite(Exception):
     """The state contains NaN or infinity, or an update was refused, so it is not saved.
 
-    step: the batch after which it was taken. lasting: whether later batches are affected, too.
+    step: the batch after which the state was taken. lasting: whether later batches are affected, too.
     """
 
     def __init__(self, fact: str, step: int, lasting: bool = True):
@@ -50,7 +50,7 @@ class NotFinite(Exception):
 
 
 class Processes:
-    """The processes of a training that runs in one process. fdg_jax.training.processes has those of several.
+    """The processes of a training, if it runs in one process. For several processes, see fdg_jax.training.processes.
 
     process: the number of this process, from 0. processes: how many there are.
     """
@@ -58,7 +58,7 @@ class Processes:
     process, processes = 0, 1
 
     def all_gather(self, value: Any, name: str = "") -> list[Any]:
-        """Sends a JSON value to all processes, and waits for the values of all.
+        """Sends a JSON value to all processes, and waits for the values of all processes.
 
         Arguments:
             value: this process's value.
@@ -77,11 +77,12 @@ def path_of(root: Path, step: int) -> Path:
 class Saver:
     """Writes one checkpoint at a time in the background. In several processes, all must save the same checkpoints.
 
-    root: the folder of the checkpoints. about: for the manifest. keep: how many of the newest to keep.
+    root: the folder of the checkpoints. about: further entries of the manifest. keep: how many of the newest
+        checkpoints to keep.
     best: the step of the best checkpoint written so far, which is kept, too; None if there is none.
-    flush: called in the thread before a checkpoint gets its name; what the checkpoint refers to must then be on the
-        disk.
-    peers: the processes of the training; None: only this one.
+    flush: is called in the thread before a checkpoint gets its name. It brings the files that the checkpoint refers to
+        to the disk.
+    peers: the processes of the training; None: only this process.
     """
 
     def __init__(
@@ -108,14 +109,14 @@ class Saver:
         refused: Sequence[int] | None = None,
         best: bool = False,
     ) -> None:
-        """Begins to write a checkpoint. Waits for an earlier one first.
+        """Begins to write a checkpoint. Waits for an earlier checkpoint first.
 
         Arguments:
             step: the batches that have entered.
-            state: Pipeline.snapshot(); of several processes, its own part.
+            state: Pipeline.snapshot(); with several processes, this process's part.
             loop: numbers and arrays of the training loop.
             refused: for each stage, the number of the first refused update that is expected in the state
-                (fdg_jax.stages.nonfinite); NotFinite is raised for any other. None: accept whatever there is.
+                (fdg_jax.stages.nonfinite). Any other number raises NotFinite. None: any number is accepted.
             best: whether this is the best checkpoint so far, to be kept.
         """
         self.wait()
@@ -159,7 +160,7 @@ class Saver:
     def write_now(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None
     ) -> None:
-        """Writes a checkpoint, or fails in all processes. Raises NotFinite, and whatever Orbax and the system raise."""
+        """Writes a checkpoint, or fails in all processes. Raises NotFinite, and the errors of Orbax and the system."""
         process, path, name = self.peers.process, path_of(self.root, step), f"checkpoint {self.saves}"
         self.peers.all_gather(None, f"{name} begun by")  # process 0 has removed earlier remainders
         of_loop = {LOOP + key: value for key, value in loop.items()} if process == 0 else {}
@@ -183,7 +184,8 @@ class Saver:
         self.on_all(commit, f"{name} committed by", step)
 
     def on_all(self, make: Callable[[], Any], name: str, step: int) -> list[Any]:
-        """Calls `make` in each process. Returns all results, as JSON has them; raises the first error, in all."""
+        """Calls `make` in each process. Returns all results, as JSON has them; raises the first error in every
+        process."""
         if self.peers.processes == 1:
             return [make()]
         made = failed = None
@@ -202,7 +204,8 @@ class Saver:
         return [made for made, _ in found]
 
     def make_ready(self, needed: int) -> None:
-        """Makes the folder of the checkpoints, unless the run directory was replaced, and flushes what they refer to.
+        """Makes the folder of the checkpoints, unless the run directory was replaced, and flushes the files that
+        checkpoints refer to.
         needed: bytes that all processes will write. Raises OSError, before anything is written."""
         if self.is_gone():
             fact = f"the run directory {self.root.parent} is gone: it was deleted, renamed or replaced"
@@ -214,13 +217,13 @@ class Saver:
         check_room(self.root, needed)
 
     def is_gone(self) -> bool:
-        """Whether the run directory no longer exists, or was replaced by another one."""
+        """Whether the run directory no longer exists, or was replaced by another directory."""
         return not durable.is_same_folder(self.root.parent, self.run)
 
     def prune(self) -> None:
-        """Removes all but the newest and the best.
+        """Removes all checkpoints except the newest and the best.
 
-        It first renames them to names that `sweep` removes. So a power cut leaves no incomplete checkpoint that looks
+        It first gives them names that `sweep` removes. So a power cut leaves no incomplete checkpoint that looks
         complete.
         """
         best = None if self.best is None else path_of(self.root, self.best)
@@ -238,8 +241,8 @@ class Saver:
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
-    """Raises NotFinite if an array has a NaN or infinity. It names one with a lasting effect, if any. losses: whether
-    to check unread losses, too."""
+    """Raises NotFinite if an array has a NaN or infinity. The exception names an array with a lasting effect, if there
+    is one. losses: whether to check unread losses, too."""
 
     def checked(name: str) -> bool:
         return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
@@ -272,7 +275,7 @@ def readable(name: str) -> str:
 
 
 def check_room(root: Path, needed: int) -> None:
-    """Raises OSError if the disk has no room for so many bytes, before any is written."""
+    """Raises OSError, before anything is written, if the disk has no room for `needed` bytes."""
     free = shutil.disk_usage(root).free
     needed = math.ceil(1.05 * needed) + 2**20  # the manifest, and what a file system adds
     if free < needed:
@@ -287,7 +290,7 @@ def not_written(step: int, error: BaseException) -> SaveFailed:
 
 def sweep(root: Path, times: int = 1) -> None:
     """Removes what a failed checkpoint, or a killed process, has left. If the folder cannot be listed, nothing is
-    removed; the next reader of the folder reports that."""
+    removed, and the next reader of the folder reports the error."""
     for turn in range(times):
         time.sleep(SWEEP_SECONDS if turn else 0)
         try:
@@ -301,7 +304,7 @@ def sweep(root: Path, times: int = 1) -> None:
 def listed(root: Path, beginning: str = "") -> list[Path]:
     """Checkpoints whose names begin with `beginning`, oldest first. Raises OSError if the folder cannot be listed.
 
-    Path.glob of newer Pythons would treat such a folder as one without checkpoints.
+    Path.glob of newer Pythons would treat a folder that cannot be listed as one without checkpoints.
     """
     try:
         with os.scandir(root) as entries:
@@ -320,7 +323,7 @@ def step_of(name: str) -> int:
 
 
 def stored(root: Path) -> list[Path]:
-    """Whole checkpoints, oldest first; none if they cannot be listed."""
+    """Complete checkpoints, oldest first; none if the folder cannot be listed."""
     try:
         return listed(root)
     except OSError:
@@ -328,12 +331,13 @@ def stored(root: Path) -> list[Path]:
 
 
 def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
-    """Loads the newest whole checkpoint and sets damaged ones aside.
+    """Loads the newest undamaged checkpoint and sets damaged checkpoints aside.
 
     Returns: (state, loop, about); None if there is no checkpoint.
 
     Raises:
-        BadInput: all are damaged, or one cannot be read. A checkpoint is skipped only if it is known to be damaged.
+        BadInput: all checkpoints are damaged, or a checkpoint cannot be read. A checkpoint is skipped only if it is
+            proven to be damaged.
     """
     try:
         found, aside = listed(root), listed(root, DAMAGED)
@@ -353,7 +357,7 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
 
 
 def put_aside(path: Path) -> str:
-    """Renames a damaged checkpoint. Returns what was done, in words."""
+    """Renames a damaged checkpoint. Returns a text on what was done."""
     aside = path.with_name(DAMAGED + path.name)
     try:
         shutil.rmtree(aside, ignore_errors=True)

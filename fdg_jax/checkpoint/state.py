@@ -1,7 +1,8 @@
-"""The exact state of a run as a flat {path: array}: made from trees, read back, hashed, and searched for NaN.
+"""Makes the exact state of a run, a flat {path: array}, from trees, reads it back, hashes it, and searches it for NaN.
 
-A path is the JAX key path of a leaf. A state has nothing private to JAX in it: a stash (what a backward pass needs) is
-stored as the inputs of its forward pass, which is replayed when the state is restored (fdg_jax.engine.host_engine).
+A path is the JAX key path of a leaf. A state holds nothing that is private to JAX. A stash (what a backward pass needs)
+is stored as the inputs of its forward pass. The forward pass is replayed when the state is restored
+(fdg_jax.engine.host_engine).
 """
 
 import hashlib
@@ -113,7 +114,8 @@ def real(flat: Mapping[str, Any], name: str) -> float:
 
 
 def reals(flat: Mapping[str, Any], name: str, axes: tuple[int, ...] = (0, 1)) -> list[float]:
-    """Reads a number or a list of numbers from a state. Raises BadInput for other numbers of axes and other dtypes."""
+    """Reads a number or a list of numbers from a state. Raises BadInput if the number of axes or the dtype is
+    another."""
     value = np.asarray(flat[name])
     real_numbers = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
     if value.ndim not in axes or not real_numbers:
@@ -130,7 +132,7 @@ def numbers(flat: Mapping[str, Any], prefix: str) -> list[int]:
 
 
 def sha256(flat: Mapping[str, Any]) -> str:
-    """A hash of a state: over path, dtype, shape and bytes of every array, sorted by path."""
+    """A hash of a state. It covers the path, dtype, shape and bytes of every array, sorted by path."""
     digest = hashlib.sha256()
     for name in sorted(flat):
         value = np.asarray(flat[name])
@@ -147,11 +149,11 @@ def heading(name: str, dtype: Any, shape: Sequence[int]) -> bytes:
 def parameters_sha256(stages: Sequence[Any]) -> str:
     """The sha256 over the bytes of all parameters, sorted by (key path, k).
 
-    Where stages have distinct names, as those of one cut network have, the order is that of the whole network and does
-    not depend on K.
+    If all stages' parameters have different names, as in a network that was cut into stages, the order is that of the
+    whole network and does not depend on K.
 
     Arguments:
-        stages: for each stage k = 1..K its Flax collection "params"; of an uncut network there is one.
+        stages: for each stage k = 1..K its Flax collection "params"; an uncut network has one such collection.
     """
     leaves = [(path, k, leaf) for k, params in enumerate(stages, 1) for path, leaf in flatten(params).items()]
     digest = hashlib.sha256()
@@ -186,7 +188,7 @@ def nonfinite_arrays(
 
     Arguments:
         wanted: name -> whether to check the array.
-        infinite_counters: whether a single number of an optimizer may be infinite, as the best loss so far is before
+        infinite_counters: whether a single number of an optimizer may be infinite, such as a best loss so far, before
             the first loss.
     """
     for name, value in state.items():
@@ -220,7 +222,8 @@ def describe_first_refused(bad: Sequence[int]) -> str:
     Arguments:
         bad: for each stage, the number of its first refused update, 0 if there is none; at least one is not 0.
 
-    Returns: the words. If several stages refused it, the words name the highest one, because cotangents go down.
+    Returns: the words. If several stages refused an update, the words name the highest stage, because a NaN goes down
+        with the cotangents.
     """
     number, k = min((number, -k) for k, number in enumerate(bad, 1) if number)
     return f"stage k={-k} got a gradient that is not finite, for its update {number:,}"

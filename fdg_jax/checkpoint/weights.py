@@ -1,9 +1,9 @@
 """Writes weights and whole pipelines into safetensors files, and reads them.
 
 Such a file holds named arrays and no code, and other programs read it, too. The format's header also has texts.
-`format` is the kind of the file, `sha256` is over all arrays and all other texts. A file that was cut off or changed,
-or that another program wrote, is refused with one sentence. `dtypes` is for arrays that the format itself cannot hold,
-`containers` for what names of arrays do not show (fdg_jax.arrays).
+`format` is the kind of the file, `sha256` the hash of all arrays and all other texts. A file that was cut off or
+changed, or that another program wrote, is refused with one sentence. `dtypes` lists dtypes that the format itself does
+not have. `containers` lists containers that the arrays' names do not show (fdg_jax.arrays).
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Weights(NamedTuple):
     """What a file of weights holds.
 
     variables: the Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
-    about: the texts of the header. Values that were no texts are JSON.
+    about: the texts of the header. Values that were not texts are stored as JSON.
     """
 
     variables: dict[str, Tree]
@@ -116,8 +116,8 @@ def load_weights(path: str | os.PathLike[str]) -> Weights:
 
     Returns: the Flax dictionary, for `module.apply` or for `Pipeline.init(..., variables=...)`, and the header. Tuples,
     lists, None, whole numbers as keys, empty dictionaries and random keys (`jax.random.key`) come back as they were.
-    Containers of other classes come back as dictionaries, and `nn.Partitioned` and its like as the arrays in them;
-    `Pipeline.init` puts them into the modules' containers.
+    Containers of other classes come back as dictionaries. Boxes such as `nn.Partitioned` come back as the arrays in
+    them. `Pipeline.init` puts both into the modules' containers.
 
     Raises:
         BadInput: there is no file, it is damaged, or another program wrote it.
@@ -132,7 +132,7 @@ def save(
     variables: Sequence[Mapping[str, Tree]],
     about: Mapping[str, Any],
 ) -> None:
-    """Writes a pipeline: what `load` reads. Raises BadInput and OSError as `write` does."""
+    """Writes a pipeline, for `load`. Raises BadInput and OSError as `write` does."""
     arrays, containers = flattened({"stage": {str(k): stage for k, stage in enumerate(variables, 1)}})
     write(path, PIPELINE, {**arrays, **{STATE + name: value for name, value in state.items()}}, containers, about)
 
@@ -174,7 +174,7 @@ def write(
     containers: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> None:
-    """Writes a file completely or not at all: a file that was there is replaced at the very end.
+    """Writes a file completely or not at all. An existing file is replaced at the very end.
 
     Arguments:
         path: the file.
@@ -184,8 +184,8 @@ def write(
         about: further entries of the header. A text stays as it is, anything else becomes JSON.
 
     Raises:
-        BadInput: an array holds neither numbers nor random keys, an entry of the header has a name or a value that it
-            cannot have, or there is no such folder.
+        BadInput: an array holds neither numbers nor random keys, an entry of the header has an impossible name or
+            value, or the file's folder does not exist.
         OSError: the disk is full, or the like.
     """
     path, texts = Path(path), {"format": kind, **{name: text(name, value) for name, value in about.items()}}
@@ -213,7 +213,7 @@ def as_stored(name: str, value: Any) -> tuple[np.ndarray, str]:
 
 
 def from_stored(array: np.ndarray, dtype: str) -> Any:
-    """The inverse of `as_stored`. Raises ValueError or TypeError if there is none."""
+    """The inverse of `as_stored`. Raises ValueError or TypeError if there is no inverse."""
     if dtype.startswith(KEY):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype.removeprefix(KEY))
     if not jnp.issubdtype(np.dtype(dtype), jnp.number):
@@ -222,7 +222,7 @@ def from_stored(array: np.ndarray, dtype: str) -> Any:
 
 
 def text(name: str, value: Any) -> str:
-    """An entry of the header as it is written. Raises BadInput if no entry can have this name or value."""
+    """An entry of the header as it is written. Raises BadInput if the name or the value is impossible."""
     if name in OWN:
         raise BadInput(f"the header's entry {name!r} is written by this library. Choose another name.")
     try:
@@ -243,7 +243,8 @@ def seal_of(arrays_sha256: str, texts: Mapping[str, str]) -> str:
 
 
 def stored_sha256(path: Path) -> str:
-    """The hash of the arrays in a file with a sound header. It needs little memory, whatever the header declares."""
+    """The hash of the arrays in a file with a sound header. The function needs little memory, whatever the header
+    declares."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         begin = 8 + (length := int.from_bytes(file.read(8), "little"))

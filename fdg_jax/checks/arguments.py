@@ -53,7 +53,7 @@ def kind(value: Any) -> str:
 
 
 def whole(value: Any) -> bool:
-    """Whether a value is a whole number (True and False are none)."""
+    """Whether a value is a whole number (True and False are not)."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -171,15 +171,15 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     """The devices of the stages.
 
     Arguments:
-        devices: for each of K stages a JAX device, a list of devices or a mesh; or None for the default ones.
+        devices: for each of K stages a JAX device, a list of devices or a mesh; None for JAX's devices.
         K: number of stages.
         alone: whether one device computes all stages (the delay line), so that a list of one is enough.
 
-    Returns: a device, or a mesh, for each stage k = 1..K; K times the first one if `alone`. Warns if stages must share
-        devices.
+    Returns: a device, or a mesh, for each stage k = 1..K; if `alone`, K times the first device. Warns if stages must
+        share devices.
 
     Raises:
-        BadInput: `devices` is not a list of K of these.
+        BadInput: `devices` is not a list of K devices, lists or meshes.
     """
     if devices is None:
         found, remark = stage_devices(K)
@@ -204,7 +204,7 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
 
 
 def check_rules(rules: Any) -> tuple[tuple[str, Any], ...]:
-    """The value of `axis_rules=`. Raises BadInput unless it has pairs of names."""
+    """The value of `axis_rules=`. Raises BadInput unless it consists of pairs of names."""
     listed = isinstance(rules, list | tuple) and all(isinstance(pair, list | tuple) for pair in rules)
     if not listed or not all(len(pair) == 2 and isinstance(pair[0], str) for pair in rules):
         raise BadInput(f"axis_rules={rules!r}: each rule is a pair of names. Write (('hidden', 'tensor'),), say.")
@@ -240,7 +240,7 @@ def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> i
 
 
 def first_cut(asked: Any, K: int, blocks: Sequence[nn.Module]) -> split.Split:
-    """The cut at the given block numbers. For a name such as "balanced": an even cut, until shapes are known.
+    """The cut at the given block numbers. For a name such as "balanced", returns an even cut, until shapes are known.
 
     Raises:
         BadInput: `split` is something else, or the blocks cannot be cut that way.
@@ -261,11 +261,11 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
     Arguments:
         asked: the value of `split=`.
         x: the shape and dtype of block 0's input, [batch, ...].
-        places: the stages' places. A stage with more devices gets more work; `measured` measures on the first one.
+        places: the stages' places. A stage with more devices gets more work; `measured` measures on the first place.
 
     Raises:
-        BadInput: a block cannot take the output of the block before it, or `asked` is "measured" and the stages lie in
-            several processes, each of which would measure different times.
+        BadInput: a block cannot take the output of the block before it; or `asked` is "measured" and the stages lie in
+            several processes, which would measure different times.
     """
     if K == 1 or asked not in ("measured", "balanced"):
         return first_cut(asked, K, blocks)
@@ -286,7 +286,7 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
 
 
 def cut_variables(variables: Mapping[str, Any], stages: Sequence[nn.Module]) -> list[dict[str, Any]]:
-    """Cuts one dictionary of a network's variables into those of each stage.
+    """Cuts the dictionary of a network's variables into a dictionary for each stage.
 
     Raises:
         BadInput: the stages were not cut from one network, or the dictionary's names are not those of its blocks.

@@ -1,8 +1,8 @@
 """Checks batches: their arrays must be like those of the example that the pipeline was initialised with.
 
-Every batch is checked as it enters, but only its shapes and dtypes, so that the host never waits. By default JAX
-computes in 32 bits: it silently casts 64-bit NumPy arrays on the host, for every batch. Such arrays are allowed only if
-the example was 64-bit as well. So a batch's dtypes must be those of the example, or the dtypes that JAX casts them to.
+Only shapes and dtypes of a batch are checked as it enters, so that the host never waits. By default JAX computes in 32
+bits: for every batch it silently casts 64-bit NumPy arrays on the host. Such arrays are allowed only if the example was
+64-bit as well. So a batch's dtypes must be those of the example, or the dtypes that JAX casts them to.
 """
 
 import warnings
@@ -32,8 +32,8 @@ NEAR = 1e-4  # relative; float32 rounds a mean by 1e-6, and a loss that is no me
 
 
 def as_pair(batch: Any) -> Any:
-    """Turns a batch {"inputs": ..., "labels": ..., "weights": ...} into (inputs, labels). Weights become those of the
-    labels (`Weighted`). Labels are None if the batch has none. Batches of another form are returned unchanged."""
+    """Turns a batch {"inputs": ..., "labels": ..., "weights": ...} into (inputs, labels). Weights are put around the
+    labels (`Weighted`). If the batch has no labels, they are None. Batches of another form are returned unchanged."""
     if not isinstance(batch, Mapping) or not {"inputs"} <= batch.keys() <= {*NAMES, "weights"}:
         return batch
     labels = batch.get("labels")
@@ -150,7 +150,7 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
     Returns: the shapes of a batch; None if `indices` has no rows.
 
     Raises:
-        BadInput: the arguments are something else, or unlike the example.
+        BadInput: an argument has another form, or its arrays are unlike the example's.
     """
     if not isinstance(indices, jax.Array | np.ndarray) or indices.ndim != 2 or indices.dtype.kind not in "iu":
         fact = f"indices is {kind(indices)}, not an integer array [W, batch] with a row for each batch"
@@ -175,10 +175,10 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
 
 
 def checked_batches(batches: Any, example: Tree, made: Tree) -> Iterator[Pair]:
-    """The batches of an evaluation. Each is checked and copied when it is used.
+    """The batches of an evaluation. Each batch is checked and copied when it is used.
 
-    Batch sizes may differ from training. So may the inputs' dtype, as a transform may follow. Labels must have the same
-    sort of number and as many axes as in training, before or after preprocess.
+    Batch sizes may differ from training. The inputs' dtype may differ, too, since a transform may follow. Labels must
+    have the sort of number and the number of axes that they have in training, before or after preprocess.
 
     Arguments:
         batches: an iterable of (inputs, labels).
@@ -231,7 +231,7 @@ def check_labels(like: Tree, found: Tree) -> None:
 
 
 def same_labels(like: Tree, found: Tree) -> bool:
-    """Whether labels are like others in structure, numbers of axes and sorts of number."""
+    """Whether labels agree with other labels in structure, numbers of axes and sorts of number."""
     # Weights may be of examples or of tokens, regardless of those at init; `check_weights` has checked them.
     pairs = [jax.tree.leaves(without_weights(labels)) for labels in (found, like)]
     return jax.tree.structure(found) == jax.tree.structure(like) and all(
@@ -246,10 +246,10 @@ def sort_of_number(dtype: Any) -> str:
 
 
 def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, cuts: str, way_out: str) -> None:
-    """Checks that a loss is a mean over examples. Only then do the losses of a batch's parts have the gradient of the
-    whole batch. Warns about a metric that is no mean.
+    """Checks that a loss is a mean over examples. Only for such a loss do the gradients of a batch's parts average to
+    the gradient of the whole batch. Warns about a metric that is no mean.
 
-    Shapes do not show this, so the loss is computed on four made-up examples, and on the two halves of them.
+    Shapes do not show this. So the loss is computed on four made-up examples, and on both halves of these.
 
     Arguments:
         loss: the user's function (outputs, labels) -> loss.
@@ -276,7 +276,7 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
     def is_mean(get: Callable[[Tree], Any]) -> bool:
         found, one, two = (np.asarray(get(each), np.float64) for each in (whole, *halves))
         near = max(NEAR, 4 * float(jnp.finfo(loss_of(whole).dtype).eps)) * max(abs(found), abs(one), abs(two))
-        return not abs(found - shares @ [one, two]) > near  # a NaN counts as a mean
+        return not abs(found - shares @ [one, two]) > near  # a NaN is accepted
 
     differs = "of a batch is not the mean of its values for the parts"
     if not is_mean(loss_of):

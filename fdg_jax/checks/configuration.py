@@ -178,9 +178,9 @@ class Configuration:
         return specs, example
 
     def first_variables(self, k: int, seen: TracedModule, init: Any, key: jax.Array, given: bool) -> dict[str, Tree]:
-        """The first variables of stage k, on its devices; as shapes, if these belong to another process.
+        """The first variables of stage k, on its devices. If the devices belong to another process, returns shapes.
 
-        Each process makes the variables of its own stages only, and no device has to hold those of all stages.
+        Each process makes the variables of its own stages only, and no device has to hold the variables of all stages.
 
         seen, init: from `check_shapes`. key: the stage's random key. given: whether the caller gave the variables.
         """
@@ -195,7 +195,7 @@ class Configuration:
 
     def check_replicas(self, n: int) -> None:
         """Raises BadInput if the devices of a stage do not divide a batch, or micro-batch, of n examples. A method that
-        spreads stages by itself has its own rule."""
+        distributes its stages itself has its own rule."""
         for k, place in enumerate(self.places, 1):
             if n % place.parts and not self.plan.method.places:
                 fact = f"a batch of {n} examples cannot be divided among the {place.parts} devices of stage k={k}"
@@ -213,11 +213,11 @@ class Configuration:
         return [fitting_variables(k, needed, given, x) for k, ((needed, x), given) in enumerate(found, 1)]
 
     def check_size(self, batch: Batch) -> None:
-        """Raises BadInput if the stages cannot take the axis lengths of a batch, (inputs, labels) as shapes. Warns once
-        if batches of many shapes come.
+        """Raises BadInput if the stages cannot take arrays with the shapes of a batch (inputs, labels). Warns once if
+        batches of many shapes come.
 
-        Each valid shape is checked once. If only the batch size differs, methods that cut a batch into parts are not
-        checked, since their stages see other sizes.
+        Each valid shape is checked once. If only the batch size is new and the method cuts batches into parts, nothing
+        is checked, since stages see other sizes.
         """
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
         if shapes in self.sizes:
@@ -239,7 +239,7 @@ class Configuration:
 
     def follow(self, batch: Batch) -> None:
         """Traces a batch, (inputs, labels) as shapes, through all stages in training mode. Raises BadInput if a stage
-        or the loss cannot take it: an error within a tick would leave the stages at different batches."""
+        or the loss cannot take the batch. Later, an error within a tick would leave the stages at different batches."""
         n, (x, labels) = examples(batch[0]), preprocessed(self.preprocess, *map(shape_of, batch))
         for k, (module, compute, variables) in enumerate(self.followed, 1):
             fact = f"stage k={k} ({name_of(module)}) cannot take {describe(x)}, from a batch of {n} examples."
@@ -265,15 +265,15 @@ class Configuration:
             parts = f"{M} micro-batches"
         elif self.plan.stage_options.get("batch_norm") == "local" and self.K > 1:
             parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
-        if parts and not self.loss_draws:  # a loss that draws differs from itself
+        if parts and not self.loss_draws:  # a loss that draws random numbers gives another value at each call
             cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
             weighted = "for a part of the labels that is fdg_jax.Weighted, its mean(values)"
             way_out = f"Return the mean over the examples ({weighted}), or {other}."
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
-        """Cuts the blocks into stages, now that shapes are known. Returns the given variables, or else initial ones of
-        the whole network, which do not depend on the cut."""
+        """Cuts the blocks into stages, now that shapes are known. Returns the given variables. If none are given,
+        returns initial variables of the whole network, which do not depend on the cut."""
         x, _ = preprocessed(self.preprocess, *map(shape_of, example))
         self.stages = split.stages(self.blocks, cut(self.asked_cut, self.K, self.blocks, x, self.places))
         if variables is not None:

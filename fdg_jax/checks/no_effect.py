@@ -21,7 +21,7 @@ from fdg_jax.options.fields import said
 Tree = Any
 LENGTH = 1e-2  # length of the gradient, shorter than usual clipping lengths
 STEPS = 3  # a warm-up may begin with a learning rate of 0
-NEAR = 0.05  # relative to the update: Adam's epsilon and rounding change it by less; SGD's is halved
+NEAR = 0.05  # relative to the update: Adam's epsilon and rounding change it by less, and SGD's update is halved
 NEUTRAL = {"beta": 1.0, "gate_decay": 0.0, "scale": 1.0}  # factors on gradients: name -> the value without effect
 
 
@@ -89,7 +89,7 @@ def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
 
 
 def warn(plan: Plan, momentum: float | None, optimizer: optax.GradientTransformation, params: Tree) -> None:
-    """Gives the warning `NoEffect` for each option of a pipeline that has no effect.
+    """Issues the warning `NoEffect` for each option of a pipeline that has no effect.
 
     Arguments:
         optimizer: stage 1's optax chain.
@@ -100,18 +100,18 @@ def warn(plan: Plan, momentum: float | None, optimizer: optax.GradientTransforma
 
 
 def silenced() -> bool:
-    """Whether Python would hide the warning, so that the trial, a second of compiling, can be skipped."""
+    """Whether Python would hide the warning, so that the trial, which compiles for a second, can be skipped."""
     actions = (action for action, _, category, *_ in warnings.filters if issubclass(NoEffect, category))
     return next(actions, "default") == "ignore"
 
 
 def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bool:
-    """Whether half of a gradient makes nearly the same update, as with Adam.
+    """Whether halving a gradient leaves the update nearly the same, as with Adam.
 
     The trial takes three steps with small arrays that have the axes and names of the parameters. One trial has zeros as
     parameters, where coupled weight decay adds nothing. Another has ones, where clipping in proportion to parameters
-    does not act. The trials miss some optimizers: LARS, Adagrad, any that updates only every fourth step. Returns
-    False also if the optimizer fails on these arrays.
+    does not act. The trials miss some optimizers: LARS, Adagrad, and optimizers that update only every fourth step.
+    Returns False also if the optimizer fails on these arrays.
     """
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct([min(n, 2) for n in leaf.shape], leaf.dtype), params)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(small))

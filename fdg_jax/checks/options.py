@@ -1,4 +1,5 @@
-"""Refuses wrong options before any work. Values are checked first, as this needs nothing else; names need the model."""
+"""Refuses wrong options before any work. Values are checked first, since that needs no other module; checking names
+needs the models."""
 
 import math
 import os
@@ -71,7 +72,8 @@ def check(config: Config, given: Collection[str]) -> Plan:
 
 
 def replicas(asked: int | str, K: int) -> list[int]:
-    """The devices of stages k = 1..K that --replicas means: 2 for all, "4,2", "8/K". Raises BadInput."""
+    """The number of devices of each stage k = 1..K, from --replicas: 2 for every stage, "4,2", or "8/K" for 8 in all.
+    Raises BadInput."""
     text = str(asked)
     n, of_all, none = text.partition("/K")
     words = [str(int(n) // K)] if of_all and n.isdecimal() and not none else text.split(",")
@@ -85,7 +87,7 @@ def replicas(asked: int | str, K: int) -> list[int]:
 def refuse_where(options: Any, rules: Iterable[tuple[Any, str, str, str]]) -> None:
     """Raises BadInput for the first rule that holds.
 
-    options: has the values. rules: (whether the rule holds, the option's name, the fact, the way out).
+    options: the object with the values. rules: (whether the rule holds, the option's name, the fact, the way out).
     """
     for holds, name, fact, way_out in rules:
         if holds:
@@ -134,7 +136,7 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
 
 
 def check_start(start: Start, config: Config, joining: Joining) -> None:
-    """Refuses flags about a start whose values are impossible or contradict one another. Raises BadInput."""
+    """Refuses impossible values of the flags in `Start`, and flags that contradict one another. Raises BadInput."""
     for name, option in OF_START.items():
         checked(option, getattr(start, name))
     refuse_where(start, (

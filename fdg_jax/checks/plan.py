@@ -22,9 +22,10 @@ MOST_STAGES, MOST_OPERATIONS = 8, 600  # of a schedule that is tried; larger one
 class Plan(NamedTuple):
     """How the stages are trained.
 
-    corrections: with their options, in the order in which they act. stage_options: the method's options of its stages.
-    remat: the stages that recompute activations. other_weights: per stage, the option that makes its backward pass use
-        other weights than its forward pass; "" if none does.
+    corrections: the corrections with their options, in the order in which they act. stage_options: the options that the
+        method's stages take.
+    remat: the stages that recompute activations. other_weights: for each stage, the option that makes its backward pass
+        use other weights than its forward pass; "" if no option does.
     """
 
     method: Method
@@ -95,7 +96,7 @@ def plan(
     check_engine(engine, weights, found)
     again, other = recomputing(remat, K), found.other_weights(schedule, weights)
     for k in sorted(again):
-        if other[k - 1]:  # that would be the method FR
+        if other[k - 1]:  # recomputing there would be the method FR
             raise BadInput(
                 f"remat cannot compute the activations of stage k={k} again: with {other[k - 1]} its backward pass has "
                 "other weights than its forward pass. Leave one of the two out."
@@ -146,10 +147,10 @@ def check_engine(engine: str, weights: str, method: Method) -> None:
 
 
 def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
-    """Reads a value of `--remat`: which stages recompute their activations instead of keeping them.
+    """Reads a value of `--remat`, which names the stages that recompute their activations instead of keeping them.
 
     The first stages hold the most stashes: stage k holds 2(K-k). A stage that recomputes stashes only its inputs, and
-    each backward pass computes the forward pass again.
+    its backward pass repeats the forward pass.
 
     Arguments:
         remat: "none", "all", stage numbers as text ("1,2"), or a sequence of numbers.
@@ -173,11 +174,11 @@ def recomputing(remat: str | Sequence[int], K: int) -> frozenset[int]:
 
 
 def check_schedule(method: Method, schedule: Schedule) -> None:
-    """Runs a schedule on integers until the pipeline is full and empty again: a few milliseconds.
+    """Runs a schedule on integers until the pipeline is full and empty again, which takes a few milliseconds.
 
     Without this check, a wrong `tick` or `delays` would train with gradients that are used at another time than
     reported. The package's methods are checked as well, since a user's method is a file beside theirs. Schedules of
-    more than 8 stages are not checked; `python -m fdg_jax.schedule --method NAME --K K` does that for any number.
+    more than 8 stages are not checked; `python -m fdg_jax.schedule --method NAME --K K` checks any number.
 
     Raises: BadInput, which names the method, the stage, and the numbers that disagree.
     """

@@ -2,9 +2,10 @@
 
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
-`load(data_dir) -> Stream`. Text, or tokens, is one file in `texts/` with `load(files, block_size) -> Text`. `source`
-has what all three share. The other files are helpers (`tfds` reads prepared directories, `arrays` files of decoded
-arrays) or transform examples (`augment`). A slow import happens only when a data set needs it.
+`load(data_dir) -> Stream`. A data set of text or tokens is one file in `texts/` with `load(files, block_size) -> Text`.
+`source` has the interface that all three share. The other files are helpers (`tfds` reads prepared directories,
+`arrays` reads files of decoded arrays) or transform examples (`augment`). A slow import happens only when a data set
+needs it.
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
 
     Arguments:
         name: the data set; or a path, of a folder of images or a file of arrays (fdg_jax.data.pictures).
-        data_dir: a TFDS data directory (the one that holds `cifar10/3.0.2`). Nothing is downloaded into it, as a
-            mistyped path should be an error. None: TFDS's own (`TFDS_DATA_DIR`, else `~/tensorflow_datasets`); a data
-            set that is missing there is downloaded into it.
+        data_dir: a TFDS data directory (the one that holds `cifar10/3.0.2`). Nothing is downloaded into a given
+            directory, since a mistyped path should be an error. None: TFDS's own directory (`TFDS_DATA_DIR`, else
+            `~/tensorflow_datasets`); a data set that is missing there is downloaded.
 
     Returns: the data set.
 
     Raises:
         BadInput: the name is not known, the directory cannot be read or lacks the data set, files are damaged or
-            incomplete, or the loaded arrays are invalid (`checked`). It is raised before anything slow.
+            incomplete, or the loaded arrays are invalid (`checked`). BadInput is raised before any slow work.
 
     Example:
         >>> load("digits").shape
@@ -89,5 +90,5 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
         if not isinstance(found, Dataset | Stream):
             fact = f"{SETS.shown(name)}: load() returns a {type(found).__name__}"
             raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset, or a Stream.")
-        found = found._replace(name=name)  # by which --resume finds it again
+        found = found._replace(name=name)  # --resume finds the data by this name
     return checked(found) if isinstance(found, Dataset) else found

@@ -18,7 +18,8 @@ PIECE = 2**24  # characters that are encoded at once, which bounds the memory
 
 
 def pieces(path: Path) -> Iterator[str]:
-    """The text of a file; a long one in parts that end with a line. Raises BadInput if it is no text in UTF-8."""
+    """Yields the text of a file. A long text comes in parts that end with a line. Raises BadInput if the file is not
+    UTF-8."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             while part := file.read(PIECE):
@@ -30,7 +31,7 @@ def pieces(path: Path) -> Iterator[str]:
 
 
 class Shard:
-    """A file of tokens with llm.c's header, which tells the number of tokens once the file is complete."""
+    """A file of tokens with llm.c's header. The header gets the number of tokens when the file is complete."""
 
     def __init__(self, path: Path, magic: int):
         self.magic, (self.version, self.dtype) = magic, KINDS[magic]
@@ -51,7 +52,8 @@ def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str 
     """Writes the shards OUT/tokens_000000.bin, ..., a copy of the tokenizer, and the numbers of tokens and bytes.
     Returns a line on what was written.
 
-    most: tokens in a full shard. end: a token after each file. Raises BadInput; OSError if a shard cannot be written.
+    most: tokens in a full shard. end: the text of a token that is put after each file. Raises BadInput; OSError if a
+        shard cannot be written.
     """
     made = tokenizer_of(tokenizer)
     last = [] if end is None else [made.token_to_id(end)]

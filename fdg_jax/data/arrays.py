@@ -1,7 +1,7 @@
 """The arrays of a decoded data set, in a file: `.npz` with a checksum, written whole or not at all.
 
 Such a file is either a complete data set (`<data directory>/cifar10.npz`), or in the cache. A file in the cache keeps
-arrays that were decoded from other files, and is used only while these are unchanged.
+arrays that were decoded from other files, and is used only while those files are unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Expected(NamedTuple):
     shape: tuple[int, int, int] = (32, 32, 3)
 
     def described(self) -> str:
-        """30 training and 12 test images (32, 32, 3) of 10 classes."""
+        """A text such as: 30 training and 12 test images (32, 32, 3) of 10 classes."""
         return f"{self.train} training and {self.test} test images {self.shape} of {self.classes} classes"
 
 
@@ -127,7 +127,7 @@ def fingerprint(directory: Path, expected: Expected, paths: Iterable[Path] | Non
 
 def training_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, standard deviation) of each channel of [N, H, W, C], scaled to 0..1, to four places."""
-    # From how often each of the 256 values occurs: exact, and so the same on every machine.
+    # Computed from the counts of the 256 values, which are exact, so the result is the same on every machine.
     counts = np.zeros((images.shape[3], 256), np.int64)
     for start in range(0, len(images), 1000):
         for c, count in enumerate(counts):

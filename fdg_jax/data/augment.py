@@ -41,7 +41,7 @@ def train_transform(meta: Any, seed: Any) -> Callable[[jax.typing.ArrayLike, jax
         return lambda images, step: normalise(images)
 
     def transform(images, step):
-        """Images [B, H, W, C] uint8, as batch number `step` of the run has them: [B, H, W, C] float32."""
+        """The images [B, H, W, C] uint8 of batch `step` of the run, transformed: [B, H, W, C] float32."""
         images = jnp.asarray(images)
         batch, height, width, _ = images.shape
         down, right, mirrored = draw(seed, step, batch, meta.pad)

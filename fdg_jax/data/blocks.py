@@ -1,7 +1,7 @@
 """Blocks of a file's tokens, like an array that is read from the file when it is indexed.
 
-A memory map would be shorter. But if a mapped file is cut short, reading it kills the process (SIGBUS) at any moment. A
-short read is an ordinary error.
+A memory map would need less code. But if a mapped file is cut short, the process is killed (SIGBUS) when it reads
+there. Here a file that is cut short causes an ordinary error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fdg_jax.errors import Damaged, reason
 
 
 class OpenFile:
-    """A file that is kept open, so that it stays the same file if its name is reused. file: the open file, if there is
-    one already."""
+    """A file that is kept open, so that a new file of the same name does not replace it. file: the open file, if it is
+    open already."""
 
     def __init__(self, path: Path, file: Any = None):
         self.path = path
@@ -50,8 +50,8 @@ class Blocks:
     A slice returns `Blocks` again. An integer, an array of integers, and `np.array(blocks)` read from the file.
 
     Arguments:
-        file: an `OpenFile`, or what reads like one (fdg_jax.data.texts.tokens).
-        stride: in tokens; None for T, so that a block begins where the previous one ends.
+        file: an `OpenFile`, or an object with the same methods (fdg_jax.data.texts.tokens).
+        stride: in tokens; None for T, so that a block begins where the previous block ends.
 
     Raises:
         Damaged: while reading, if the file has been cut short.
@@ -87,8 +87,8 @@ class Blocks:
 
 
 def anywhere(blocks: Any) -> Any:
-    """The blocks that begin at each token of `blocks`, up to the beginning of its last block. An array instead of
-    `Blocks` holds zeros (`Source.without_inputs`), so the result does, too."""
+    """The blocks that begin at each token of `blocks`, up to the beginning of its last block. If `blocks` is an array,
+    it holds zeros (`Source.without_inputs`), and so does the result."""
     n, T = blocks.shape
     if isinstance(blocks, Blocks):
         return Blocks(blocks.file, blocks.start, (n - 1) * blocks.stride + 1, T, blocks.dtype, stride=1)

@@ -1,7 +1,7 @@
 """The shared code of CIFAR-10 and CIFAR-100: finding, downloading and reading their files.
 
 A data directory holds each data set either as TFDS prepares it (`cifar10/<version>/`), or as a plain file of arrays
-(`cifar10.npz`). A download makes this file from the official archive. Images keep their order.
+(`cifar10.npz`). Downloading makes the file of arrays from the official archive. Images keep their order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fdg_jax.machine.signals import long_wait
 class Cifar(NamedTuple):
     """One of the two data sets.
 
-    mean, std: those of its training images' channels, scaled to 0..1.
-    train, test: names of the archive's files, in order. A record in them is one byte for each label and then 3 x 32 x
-        32 bytes of image.
+    mean, std: mean and standard deviation of each channel of the training images, scaled to 0..1.
+    train, test: names of the archive's files, in order. A record in these files has one byte for each label, then an
+        image of 3 x 32 x 32 bytes.
     label_bytes: how many labels a record has; the last one is used.
     """
 
@@ -47,7 +47,8 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
 
     Arguments:
         cifar: which one.
-        data_dir: a data directory. None: TFDS's own, into which the data set is downloaded if it is not there.
+        data_dir: a data directory. None: TFDS's own directory; if the data set is not there, it is downloaded into this
+            directory.
 
     Raises:
         Unavailable: the data set cannot be downloaded.

@@ -1,8 +1,8 @@
 """Downloads one file with a known checksum into memory, and gives up in time.
 
-Being offline shows in many ways: no name service, an address that drops packets, a proxy that accepts and never
-answers. A name look-up has no timeout, and each address of a host has its own. So the request is made in a thread, with
-one time limit for everything. Once a server has answered, only a stalled transfer is a failure.
+An offline machine shows in many ways: there is no name service, an address drops packets, or a proxy accepts and never
+answers. A name look-up has no timeout, and each address of a host has its own timeout. So the request is made in a
+thread, with one time limit for everything. Once a server has answered, only a stalled transfer is a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fdg_jax.machine.output import Progress, say
 
 
 class Unavailable(BadInput):
-    """The data set is not available on this machine. `--dataset auto` then takes another one."""
+    """The data set is not available on this machine. `--dataset auto` then takes another data set."""
 
 
 class Download(NamedTuple):
@@ -40,8 +40,8 @@ def fetch(download: Download) -> bytes:
     """Downloads a file into memory.
 
     Raises:
-        Unavailable: all attempts failed, or no server answered within `answer_seconds`, or the file is not the expected
-            one (then there is no further attempt). The message has the reason.
+        Unavailable: all attempts failed, no server answered within `answer_seconds`, or another file was received.
+            After another file, there is no further attempt. The message has the reason.
     """
     deadline = time.monotonic() + download.answer_seconds
     for attempt in range(1, download.attempts + 1):
@@ -56,7 +56,7 @@ def fetch(download: Download) -> bytes:
                 break
         except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
             reason = str(getattr(error, "reason", error)) or type(error).__name__
-        pause = 0.1 * 2**attempt  # seconds; short, as it also delays noticing that we are offline
+        pause = 0.1 * 2**attempt  # seconds; short, since the pause also delays noticing that we are offline
         if attempt == download.attempts or time.monotonic() + pause >= deadline:
             break
         say(f"{download.url}: {reason}; trying again ({attempt + 1} of {download.attempts})")
@@ -86,7 +86,8 @@ def ask(download: Download, seconds: float) -> http.client.HTTPResponse:
 
 
 def receive(response: http.client.HTTPResponse, download: Download) -> bytes:
-    """The body of a response. Raises Unavailable if it is not the expected one, OSError if the transfer ends early."""
+    """The body of a response. Raises Unavailable if the body is not the expected file, OSError if the transfer ends
+    early."""
     declared = response.headers.get("Content-Length")
     if declared is not None and declared != str(download.bytes):
         # For example a network's login page.
@@ -107,7 +108,7 @@ def receive(response: http.client.HTTPResponse, download: Download) -> bytes:
 
 
 def differs(content: bytes | bytearray, download: Download) -> str:
-    """How a file differs from the one that would be downloaded, in words; "" if it does not."""
+    """A text on how a file differs from the file to download; "" if it does not differ."""
     if len(content) != download.bytes:
         return f"{len(content):,} bytes instead of the {download.bytes:,} expected"
     digest = hashlib.sha256(content).hexdigest()

@@ -32,15 +32,15 @@ class Encoded(Protocol):
     def __getitem__(self, rows: slice, /) -> Encoded: ...
 
     def read(self, i: int, /) -> tuple[bytes, int, str]:
-        """Returns the encoded image i, its label, and its place (for errors). Raises Damaged if the image cannot be
-        read."""
+        """Returns the encoded image i, its label, and its place as errors name it. Raises Damaged if the image cannot
+        be read."""
         ...
 
     def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
         """Returns arrays of names, labels or order (only those known without reading images), and the file sizes in
         bytes.
 
-        The listing of a copy elsewhere is the same. Raises Damaged if a file is gone.
+        A copy of the data elsewhere has the same listing. Raises Damaged if a file is gone.
         """
         ...
 
@@ -78,7 +78,8 @@ class Files:
 
 
 def sizes(paths: Iterable[str]) -> np.ndarray:
-    """The sizes of files in bytes, [N] int64. In threads, as network file systems answer slowly. Raises Damaged."""
+    """The sizes of files in bytes, [N] int64. It uses threads, since network file systems answer slowly. Raises
+    Damaged."""
     every = list(paths)
     chunks = [every[start : start + CHUNK] for start in range(0, len(every), CHUNK)]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -87,7 +88,7 @@ def sizes(paths: Iterable[str]) -> np.ndarray:
 
 
 def size(path: str) -> int:
-    """The size of a file in bytes. Raises Damaged if it is gone."""
+    """The size of a file in bytes. Raises Damaged if the file is gone."""
     try:
         return os.stat(path).st_size
     except OSError as error:
@@ -122,14 +123,15 @@ def classes(folder: Path) -> list[str]:
 
 
 def images(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the sorted names of the image files in a folder, and those of all other entries. Raises BadInput."""
+    """Returns the sorted names of the image files in a folder, and the names of all other entries. Raises BadInput."""
     names = [entry.name for entry in entries(folder, f"images ({KINDS})") if not entry.name.startswith(".")]
     found = [name for name in names if name.lower().endswith(SUFFIXES)]
     return found, sorted(set(names) - set(found))
 
 
 def say_left_out(folder: Path, others: Sequence[str], where: str) -> None:
-    """Prints what is below a folder but not read, if anything. where: where images are read."""
+    """Prints which entries below a folder are not read, if there are any. where: the place from which images are
+    read."""
     if others:
         fact = f"NOT read: {folder / others[0]} ({len(others):,} such files or folders below {folder})"
         say(f"{fact}. Images are {KINDS}, and lie directly in {where}.")
@@ -162,8 +164,8 @@ def by_folder(split: Path, wanted: Sequence[str]) -> Files:
 
 
 def by_class(train: Path, test: Path) -> tuple[Files, Files, int]:
-    """(training images, test images, number of classes) of two folders with a folder of images for each class, which
-    both must have. Raises BadInput."""
+    """(training images, test images, number of classes) of two folders. Both must have a folder of images for each
+    class. Raises BadInput."""
     wanted, others = classes(train), classes(test)
     for here, there, names in ((train, test, {*others} - {*wanted}), (test, train, {*wanted} - {*others})):
         if names:

@@ -1,10 +1,10 @@
 """A fingerprint of the data set that a run is trained on, so that the run cannot be resumed with other data.
 
-A fingerprint is a small JSON value. It depends only on the content and the order of the images, not on the directory or
-the time of a file. A copy of a data set elsewhere has the same fingerprint.
+A fingerprint is a small JSON value. It depends on the content and the order of the images, but not on directories or
+times of files. A copy of a data set elsewhere has the same fingerprint.
 
-Arrays in memory and text are hashed completely. For images that stay in their files this would take hours. For these,
-only the names, labels and sizes of all files are hashed, and the bytes of a sample of the images.
+Arrays in memory and text are hashed completely. For images that stay in their files, hashing all bytes would take
+hours. So for such images only the names, labels and sizes of all files, and the bytes of a sample, are hashed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def of(dataset: Source) -> Fingerprint:
 
     Returns: {"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}. images: the
     number of examples. labels: a hash of the labels in order (for files, also of the names). content: a hash of the
-    pixels (for files, of the sizes and of a sample's bytes). A text also has {"unit": "tokens"}; its content is the
-    hash of all its bytes, and its labels are None; "tokenizer" is the hash of its tokenizer, if there is one.
+    pixels (for files, of the files' sizes and the bytes of a sample). A text also has {"unit": "tokens"}, and
+    "tokenizer", the hash of its tokenizer, if there is one. The content of a text is the hash of all its bytes, and its
+    labels are None.
 
     Raises:
         Damaged: an image file cannot be read.

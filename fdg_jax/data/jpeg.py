@@ -1,9 +1,9 @@
 """Decodes one photograph, and crops it: at random for training, at the centre for testing.
 
-The recipe is the usual one for ImageNet: a random part of the image, resized, and mirrored at random; for testing the
-centre. The paper says "random cropping, random horizontal flip" and cites ResNet and DenseNet, which differ. This is
-DenseNet's recipe, with PyTorch's usual ranges of scale and aspect ratio. Resizing is Pillow's bilinear, which averages
-over all pixels when it shrinks. Colours and brightness are not changed.
+The recipe is the usual one for ImageNet. A training image is a random part, resized and mirrored at random. A test
+image is the centre. The paper says "random cropping, random horizontal flip" and cites ResNet and DenseNet, whose
+recipes differ. This is DenseNet's recipe, with PyTorch's usual ranges of scale and aspect ratio. Resizing is Pillow's
+bilinear, which averages over all pixels when it shrinks. Colours and brightness are not changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEST_CUT = 224 / 256  # of a test image's shorter side
 
 
 def decode_image(content: bytes, where: str):
-    """Decodes an image to RGB: grey is repeated, CMYK converted, and of 16 bits the upper 8 are kept.
+    """Decodes an image to RGB. Grey is repeated, CMYK is converted, and 16-bit values keep their upper 8 bits.
 
     Arguments:
         content: the bytes of the file.
@@ -55,8 +55,8 @@ def decode_whole(content: bytes, where: str, shape: tuple[int, int, int]) -> np.
 def random_numbers(seed: int, epoch: int, i: int) -> np.ndarray:
     """The random numbers for image i in an epoch: [4 TRIES + 1] float64 in [0, 1).
 
-    They come from the raw words of Philox, whose stream will not change. It starts fast: starting a RandomState takes
-    half a millisecond.
+    They come from the raw words of Philox, whose stream will not change. Philox starts fast, while starting a
+    RandomState takes half a millisecond.
     """
     key, counter = np.array([seed, epoch], np.uint64), np.array([0, i, 0, 0], np.uint64)
     words = np.random.Philox(key=key, counter=counter).random_raw(4 * TRIES + 1)
@@ -66,8 +66,8 @@ def random_numbers(seed: int, epoch: int, i: int) -> np.ndarray:
 def train_crop(image, side: int, random: np.ndarray) -> np.ndarray:
     """A random part of an image, resized and mirrored with probability 1/2.
 
-    The part has 8 to 100% of the area and an aspect ratio of 3:4 to 4:3, with uniform logarithm. If none of ten tries
-    fits into the image, the largest central part with such an aspect ratio is taken.
+    The part has 8 to 100% of the area and an aspect ratio of 3:4 to 4:3, whose logarithm is uniform. If none of ten
+    tries fits into the image, the largest central part with such an aspect ratio is taken.
 
     Arguments:
         image: a PIL.Image.

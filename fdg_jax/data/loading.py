@@ -77,7 +77,7 @@ class Loading:
     def close(self) -> None:
         """Ends the workers: normally if that is fast, else by force."""
         self.look()
-        closed = self.thread.submit(self.loader.close)  # its errors concern nobody
+        closed = self.thread.submit(self.loader.close)  # its errors are ignored
         if self.dead() or not wait([closed], CLOSE_SECONDS).done:
             for worker in self.workers:
                 worker.kill()

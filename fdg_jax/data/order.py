@@ -1,4 +1,4 @@
-"""The order of the training examples, and random draws from them, both the same with every version of NumPy."""
+"""The order of the training examples, and random draws from them. Both are the same with every version of NumPy."""
 
 import numpy as np
 
@@ -26,8 +26,8 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def drawn(n: int, size: int, seed: int, step: int) -> np.ndarray:
-    """[size] int64: numbers from 0 to n-1, drawn with replacement for the batch after `step`. A function of the
-    arguments alone, by the same RandomState. Raises BadInput as `epoch_order`."""
+    """[size] int64: numbers from 0 to n-1, drawn with replacement for the batch after `step`. They are a function of
+    the arguments alone, computed by the same RandomState. Raises BadInput as `epoch_order`."""
     check_seed(seed)
     return np.random.RandomState([seed, step]).randint(0, n, size, dtype=np.int64)
 

@@ -1,9 +1,9 @@
 """Images that `--dataset` names by a path: a folder, or a file of arrays.
 
-A folder has train/CLASS/*.png (or jpg) and test/ or val/ likewise. Images of one size are held in memory up to 2 GiB;
-others are decoded while training, as ImageNet's are: 224x224, cropped and mirrored at random. A file `.npz` has
-x_train, y_train, x_test and y_test, as Keras has them. Nobody has said whether a mirrored image shows the same class,
-so images in memory are only cropped at random.
+A folder has train/CLASS/*.png (or jpg), and the same in test/ or val/. Images of one size are held in memory up to 2
+GiB. Others are decoded while training, as for ImageNet: to 224x224 pixels, cropped and mirrored at random. A file
+`.npz` has x_train, y_train, x_test and y_test, as Keras has them. It is not known whether a mirrored image shows the
+same class, so images in memory are only cropped at random.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def is_path(name: str) -> bool:
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset | Stream:
-    """Loads the images. data_dir: where the folder or the file `name` is now, if it has moved. Raises BadInput for a
-    folder or a file of another form."""
+    """Loads the images. data_dir: where the folder or the file `name` is now, if it has moved. Raises BadInput if the
+    folder or file has another form."""
     path = Path(data_dir or name).expanduser()
     return of_arrays(name, path) if name.endswith(SUFFIX) else of_folder(name, path)
 
@@ -61,7 +61,7 @@ def coloured(images: np.ndarray) -> np.ndarray:
 
 
 def in_memory(name: str, found: Arrays) -> Dataset:
-    """The data set of these arrays. They are padded by an eighth of their side, as CIFAR's are."""
+    """The data set of these arrays. The images are padded by an eighth of their side, as CIFAR's are."""
     whole = found.train_images.dtype == np.uint8 and found.train_images.ndim == 4
     mean, std = arrays.training_statistics(found.train_images) if whole else ((), ())  # the others are refused
     pad = min(found.train_images.shape[1:3], default=0) // 8

@@ -19,13 +19,14 @@ class Source:
     name: its name for `--dataset`.
     classes: labels are 0 .. classes-1.
     note: what the user must know about this run's data; "" for nothing.
-    fingerprint: that of the whole data set (fdg_jax.data.fingerprint); None until it is computed.
+    fingerprint: the fingerprint of the whole data set (fdg_jax.data.fingerprint); None until it is computed.
     mean, std: [C] of the training images scaled to 0..1. pad: black pixels added on each side before the random crop.
     flip: whether a mirrored image still shows the same class.
     unit: the unit of speed: "images" or "tokens". per_example: how many units an example has.
     shape, dtype: those of an example's stored input. labels_shape, labels_dtype: those of its labels.
-    train_inputs, test_inputs: the inputs of the examples, with a length.
-    parts: what an example consists of, the input first: for "images" there are fields train_images and test_images.
+    train_inputs, test_inputs: the inputs of the examples; they have a length.
+    parts: the parts of an example, the input first. For each part there are two fields: for "images", train_images and
+        test_images.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """A data set that does not fit into memory: images are read, decoded and augmented while the training runs.
 
-It differs from a `Dataset` only in that its images are still encoded. Batch g of a run is a function of (seed, g): g
-gives the epoch and the images in that epoch's order, and (seed, epoch, image) gives each crop. So a run resumes by
-starting at another g. The number of decoding processes (grain's workers, each of which makes whole batches) changes
-only the speed.
+Only its encoded images make it differ from a `Dataset`. Batch g of a run is a function of (seed, g). g gives the epoch
+and the place in that epoch's order; (seed, epoch, image) gives each crop. So a run resumes by starting at another g.
+The number of decoding processes (grain's workers, each of which makes whole batches) changes only the speed.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class TestBatches:
 
 
 class TrainBatches(TestBatches):
-    """All batches of a run, indexed by g = 0, 1, ... The last one of an epoch may be smaller."""
+    """All batches of a run, indexed by g = 0, 1, ... The last batch of an epoch may be smaller."""
 
     def __init__(self, stream: Stream, batch_size: int, seed: int):
         super().__init__(stream, batch_size)
@@ -136,8 +135,9 @@ class Loader:
     Arguments:
         batches: what to iterate over.
         start: the number of the first batch.
-        workers: number of processes; 0 decodes in threads of this process. None: FDG_JAX_LOADER_WORKERS, else one for
-            each core but one, at most 16, and at most as many as fit into the shared memory.
+        workers: number of processes; 0 decodes in threads of this process. None: the value of FDG_JAX_LOADER_WORKERS.
+            Without this variable, one less than the number of cores, at most 16, and at most as many as fit into the
+            shared memory.
     """
 
     def __init__(self, batches: TrainBatches | TestBatches, start: int = 0, workers: int | None = None):
@@ -206,7 +206,8 @@ def wanted_workers(batches: TrainBatches | TestBatches) -> int:
 
 
 def workers_that_fit(batch_bytes: int, workers: int) -> int:
-    """How many workers' batches fit into the shared memory, at most `workers`. Prints a line if not all fit."""
+    """How many workers can run so that their batches fit into the shared memory, at most `workers`. Prints a line if
+    not all fit."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:  # a system without such a directory has no limit

@@ -1,8 +1,8 @@
 """Text as a data set: the bytes of files in blocks of T.
 
-The vocabulary is the 256 values of a byte, so no tokenizer is trained or stored. Block i has bytes iT .. iT+T-1 of the
-text as inputs, and the next byte of each as its label. So inputs and labels are two views of one file. The file takes
-no memory, as each batch is read when it is needed. The last tenth of the blocks is for testing.
+The vocabulary is the 256 values of a byte, so no tokenizer is trained or stored. The inputs of block i are the bytes iT
+.. iT+T-1 of the text. The label of a byte is the next byte. So inputs and labels are two views of one file. The file
+takes no memory, since each batch is read when it is needed. The last tenth of the blocks is for testing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Text(Source):
 
     @property
     def dtype(self) -> np.dtype:  # type: ignore[override]
-        """The dtype of the stored tokens. It is the labels', since inputs may be zeros (`Source.without_inputs`)."""
+        """The dtype of the stored tokens. It is read from the labels, since inputs may be zeros
+        (`Source.without_inputs`)."""
         return self.train_labels.dtype
 
     labels_dtype = dtype  # type: ignore[assignment]
@@ -94,7 +95,7 @@ class Text(Source):
         return f"{train:,} training and {test:,} test blocks of {self.per_example} {tokens} of {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """The test loss in bits per byte instead of nats, if it is known how many bytes a token stands for; else {}."""
+        """The test loss in bits per byte, if the number of bytes per token is known; else {}."""
         size = 1 if self.of_bytes else self.bytes_per_token
         if not size:
             return {}
@@ -136,14 +137,14 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
 
 
 def without_last_tenth(inputs: Blocks, labels: Blocks) -> tuple[Blocks, Blocks, Blocks, Blocks]:
-    """(training inputs, training labels, test inputs, test labels). The test has the last of TEST_PART parts."""
+    """(training inputs, training labels, test inputs, test labels). The last of TEST_PART parts is for testing."""
     train = len(inputs) - max(1, len(inputs) // TEST_PART)
     return inputs[:train], labels[:train], inputs[train:], labels[train:]
 
 
 def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> tuple[str, Path | None]:
-    """(sha256 over the bytes of the files, one after the other; a file with a byte of 0). Raises BadInput if one cannot
-    be read.
+    """(sha256 of the bytes of all files, one after the other; a file that contains a byte 0, or None). Raises BadInput
+    if a file cannot be read.
 
     Arguments:
         copy: a file to which the bytes are written.

@@ -1,8 +1,8 @@
 """Reads data sets that TFDS has prepared, without TensorFlow and without a network.
 
 `tfds.data_source(name)` would first ask a server about the data set and, offline, retry for minutes. A builder made
-from the directory reads its two JSON files only. The images are then read one at a time and in any order, in any
-process: `array_record` verifies the checksum of each record. Every fault is a BadInput that names the directory, the
+from the directory reads its two JSON files only. The images are then read one at a time, in any order and in any
+process. `array_record` verifies the checksum of each record. Every fault is a BadInput that names the directory, the
 file or the image.
 """
 
@@ -131,7 +131,7 @@ def check_format(path: Path) -> None:
 
 
 def check_shards(split: Any) -> None:
-    """Checks each shard's number of records. The index is at a shard's end, so a truncated shard has none. Raises
+    """Checks each shard's number of records. The index is at a shard's end, so a truncated shard has no index. Raises
     BadInput."""
     for path, images in zip(map(os.fspath, split.filepaths), split.shard_lengths, strict=True):
         try:

@@ -1,7 +1,7 @@
 """The main command: `python -m fdg_jax.experiments.cifar --K 2 --beta 0.5` trains a network on CIFAR-10.
 
-It takes every image data set that is held in memory. `fdg_jax.training.command` runs it; its flags are in
-`fdg_jax.options`.
+It takes every image data set that is held in memory. `fdg_jax.training.command` runs the training; `fdg_jax.options`
+has the flags.
 """
 
 import sys

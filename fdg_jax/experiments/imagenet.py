@@ -1,8 +1,8 @@
-"""`python -m fdg_jax.experiments.imagenet --data-dir DIR` trains on ImageNet, which other processes decode meanwhile.
+"""`python -m fdg_jax.experiments.imagenet --data-dir DIR` trains on ImageNet, while other processes decode the images.
 
 The paper only measures the speed of ResNet-101 on ImageNet, so it has no recipe for a full training. The defaults are
-the paper's for all models (SGD, 0.1, batch 128, weight decay 5e-4, drops at 50, 75 and 91.67%), but with 90 epochs, as
-usual on ImageNet, instead of 300.
+those of the paper for all models (SGD, 0.1, batch 128, weight decay 5e-4, drops at 50, 75 and 91.67%). Only the number
+of epochs is 90, as usual on ImageNet, instead of 300.
 """
 
 import sys

@@ -2,7 +2,7 @@
 or the next token of files of tokens.
 
 The paper has no such experiment. Methods, engines, checkpoints and reports are the same as for images. The defaults are
-usual for small transformers (AdamW, cosine, warm-up, clipped gradients) and not the paper's.
+not the paper's but those usual for small transformers (AdamW, cosine, warm-up, clipped gradients).
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Names of the axes of weights, for stages on several devices: a name says along which axis a matrix is cut.
+"""Names of the axes of weights, for stages on several devices: rules say which names are sharded over the devices.
 
-Flax keeps such names in a box around an array. Outside of `naming`, weights are made without boxes, so that a module of
-this library gives plain arrays to everybody who initialises it.
+Flax keeps such names in a box around an array. Outside of `naming`, weights are made without boxes, so that
+initialising a module of this library gives plain arrays.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _naming = ContextVar("naming", default=False)
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """Within it, the layers of this library name the axes of the weights that they make."""
+    """A context in which the layers of this library name the axes of the weights that they make."""
     before = _naming.set(True)
     try:
         yield

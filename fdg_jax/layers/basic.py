@@ -1,9 +1,9 @@
-"""The layers that the convolutional families share, in one place, so that a faster layer helps all of them.
+"""The layers that the convolutional families share, so that a faster layer helps all of them.
 
 All take [batch, height, width, channel] in float32 or, with kernels of the same dtype, in bfloat16, and return that
-dtype. Sums over a batch or a feature map are float32 (fdg_jax.stages.precision says what is cast where). Convolutions
-(fdg_jax.layers.convolution) have no bias unless a model asks for one: a batch norm follows them. Nothing is computed at
-import.
+dtype. Sums over a batch or a feature map are float32 (fdg_jax.stages.precision describes all casts). Convolutions
+(fdg_jax.layers.convolution) have no bias unless a model asks for one, since a batch norm follows. Nothing is computed
+at import.
 
 Deviation from the authors' released code: our convolutions are initialised with He's normal distribution over the
 fan-out, variance 2 / (k k features). The released code uses PyTorch's default, a uniform distribution with variance
@@ -11,10 +11,10 @@ fan-out, variance 2 / (k k features). The released code uses PyTorch's default, 
 released ResNets have He's distribution (over the fan-in) in a line that is commented out. The paper does not mention
 initialisation.
 
-Convolutions, batch norms and rectifiers have a hand-written backward pass, so they support reverse mode only. The
-weights among their residuals are the arguments themselves, so that an engine can put other weights into a stashed VJP
-closure. `benchmarks/block_cost.py` measures what each of these faster forms gains over JAX's plain form. It also has
-the plain forms, and forms that were tried and dropped:
+Convolutions, batch norms and rectifiers have a hand-written backward pass, so they support reverse mode only. Weights
+that their residuals contain are the arguments themselves, so that an engine can put other weights into a stashed VJP
+closure. `benchmarks/block_cost.py` measures how much faster each of these forms is than JAX's plain form. It also has
+the plain forms, and lists forms that were tried and dropped:
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost
 """
@@ -31,8 +31,8 @@ from fdg_jax.layers.convolution import conv, plain_conv
 
 Initializer = nn.initializers.Initializer
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-# PyTorch's default for the weights of linear layers, which the authors' code keeps: uniform in +-1/sqrt(fan_in). It is
-# PyTorch's default for convolutions, too; here they start with `he_fan_out` unless a model asks for this.
+# PyTorch's default for the weights of linear layers, which the authors' code keeps: uniform in +-1/sqrt(fan_in).
+# PyTorch uses it for convolutions, too; here convolutions use `he_fan_out` unless a model asks for this.
 torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 MOMENTUM = 0.9
@@ -74,8 +74,8 @@ class BatchNorm(nn.Module):
 
     momentum: the weight of the old running statistics at each batch (PyTorch's momentum is 1 minus this).
 
-    The running variance averages the biased batch variance, as in Flax. PyTorch averages the unbiased one, which is
-    larger by 1 / (b h w - 1): at most 1/8191 for batch 128 on 8 x 8 maps.
+    The running variance averages the biased batch variance, as in Flax. PyTorch averages the unbiased variance, which
+    is larger by 1 / (b h w - 1), at most 1/8191 for batch 128 on 8 x 8 maps.
     """
 
     momentum: float = MOMENTUM
@@ -105,8 +105,8 @@ def sum_dtype(x: jax.Array) -> jnp.dtype:
 def batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalises x by its own statistics.
 
-    Statistics and gradients are summed in float32, whatever the dtype of x. The backward pass reads x and dy twice: for
-    two sums per channel, then for dx = a dy + b x + c. Its residuals are x and two numbers per channel.
+    Statistics and gradients are summed in float32, whatever the dtype of x. The backward pass reads x and dy twice:
+    first for two sums per channel, then for dx = a dy + b x + c. Its residuals are x and two numbers per channel.
 
     Arguments:
         x: [b, h, w, c], or any rank with the channels last.
@@ -156,8 +156,8 @@ batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 def relu(x: jax.Array) -> jax.Array:
     """max(x, 0), with gradient 0 at 0 like jax.nn.relu.
 
-    Its residual is the result. The next layer keeps that as well, so it takes no extra memory. jax.nn.relu keeps a bool
-    and a float32 zero for each number.
+    Its residual is the result. The next layer keeps the result as well, so the residual takes no extra memory.
+    jax.nn.relu keeps a bool and a float32 zero for each number.
     """
     return jnp.maximum(x, 0)
 
@@ -172,7 +172,8 @@ relu.defvjp(_relu_forward, lambda y, dy: (jnp.where(y > 0, dy, jnp.zeros_like(dy
 
 @jax.custom_vjp
 def relu6(x: jax.Array) -> jax.Array:
-    """min(max(x, 0), 6), with gradient 0 at 0 and at 6 like PyTorch's (JAX's is 1/2 at 6). Its residual: see `relu`."""
+    """min(max(x, 0), 6), with gradient 0 at 0 and at 6 like PyTorch's (JAX's is 1/2 at 6). Its residual is the result,
+    as in `relu`."""
     return jnp.clip(x, 0, 6)
 
 
@@ -187,7 +188,8 @@ relu6.defvjp(_relu6_forward, lambda y, dy: (jnp.where((y > 0) & (y < 6), dy, jnp
 class Head(nn.Module):
     """Global average pooling and a linear layer: [b, h, w, c] -> logits [b, classes].
 
-    Deviation: weights are initialised as in PyTorch, but the bias is zero; PyTorch draws it from the same range.
+    Deviation: weights are initialised as in PyTorch, but the bias is zero; PyTorch draws it from the range of the
+        weights.
     """
 
     classes: int
@@ -206,7 +208,7 @@ def three_layers(residual: Callable[[int, int], nn.Module], channels: Sequence[i
 
     Arguments:
         residual: residual(channels, stride) -> block.
-        channels: of the three layers.
+        channels: the channels of the three layers.
         n: blocks in a layer.
     """
     return [

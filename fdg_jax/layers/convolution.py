@@ -4,9 +4,9 @@ Inputs are [batch, height, width, channel], kernels [k, k, channel, features]. P
 the reference implementations (Flax's "SAME" pads a stride-2 convolution on one side only). Sums over a batch are
 float32.
 
-`conv` has a hand-written backward pass, so it supports reverse mode only. On devices other than CPUs, it uses XLA's own
-convolutions only. `benchmarks/block_cost.py` measures what each faster form gains. The faster forms are made for
-devices of one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option
+`conv` has a hand-written backward pass, so it supports reverse mode only. On devices other than CPUs, `conv` uses XLA's
+own convolutions only. `benchmarks/block_cost.py` measures how much each faster form gains. The faster forms are made
+for devices of one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option
 `layers=plain` of `benchmarks.images_per_second` turns them off. `jax.vmap` over kernels packs narrow layers
 (fdg_jax.layers.packed).
 """
@@ -33,7 +33,7 @@ def plain_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1
 
 
 def plain_input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """JAX's gradient of `plain_conv` (one group) for x. Of x only shape and dtype are used."""
+    """JAX's gradient of `plain_conv` (one group) for x. Only the shape and dtype of x are used."""
     return jax.linear_transpose(lambda x: plain_conv(x, kernel, stride), x)(dy)[0]
 
 
@@ -79,7 +79,8 @@ def forward_conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 
 def input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """The gradient of `conv` for x: dy convolved with the rotated kernel, on a CPU as in `forward_conv`."""
+    """The gradient of `conv` for x: dy convolved with the rotated kernel. On a CPU it is computed as in
+    `forward_conv`."""
     pixels = _pixels_at_once(dy.shape, (*kernel.shape[:2], kernel.shape[3], kernel.shape[2]), stride)
 
     def plain(dy, kernel):
@@ -95,8 +96,9 @@ def _pixels_at_once(x: Sequence[int], kernel: Sequence[int], stride: int) -> int
     """How many neighbouring pixels of a row are computed at a time, for these shapes of x and kernel.
 
     16 features do not fill the vectors of XLA's CPU convolution. A 3 x 4 kernel with stride 2 along the width computes
-    two pixels, 32 features, at a time: a third more arithmetic, but full vectors. For images of 3 channels a 3 x 6
-    kernel computes four: twice the arithmetic, but the plain convolution had only a quarter of the usual speed.
+    two pixels, 32 features, at a time. This is a third more arithmetic, but it fills the vectors. For images of 3
+    channels a 3 x 6 kernel computes four pixels. This is twice the arithmetic, but the plain convolution has only a
+    quarter of the usual speed.
     """
     if PLAIN or stride > 1 or kernel[0] != 3 or kernel[3] > 16:
         return 1

@@ -1,12 +1,12 @@
-"""Convolutions of several seeds at once: what `jax.vmap` over kernels means for fdg_jax.layers.convolution.
+"""Convolutions of several seeds at once: `jax.vmap` over the kernels of fdg_jax.layers.convolution uses them.
 
-JAX would make a grouped convolution with a group for each seed. On a GPU these are slow, and narrow layers do not fill
-the machine (jax issues 26568 and 13800). So a few seeds lie side by side in the channels, up to `WIDTH` of them, and
-their kernels are the blocks of one kernel that is zero elsewhere: 4 seeds of 16 channels, 2 of 32, 1 of 64. This
-computes the same sums, with zeros in between, so results differ by rounding only. On a CPU each seed's convolution is
-computed by itself, as in a run of its own.
+JAX would make a grouped convolution with a group for each seed. On a GPU grouped convolutions are slow, and narrow
+layers do not fill the machine (jax issues 26568 and 13800). So the channels of a few seeds lie side by side, at most
+`WIDTH` channels: 4 seeds of 16 channels, 2 of 32, 1 of 64. Their kernels are the diagonal blocks of one kernel that is
+zero elsewhere. This computes the same sums, with zeros in between, so results differ by rounding only. On a CPU each
+seed's convolution is computed separately, as in a run of one seed.
 
-An infinite number in one seed makes NaN in those that lie beside it, as 0 times infinity is NaN.
+An infinite number in one seed makes NaN in the seeds that lie beside it, since 0 times infinity is NaN.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ WIDTH = 64  # channels
 
 
 def over_seeds(alone: Callable, packed: Callable) -> Callable:
-    """A function of arrays that `jax.vmap` computes by `packed`, and on a CPU by `alone` for each seed.
+    """Makes a function of arrays. Under `jax.vmap` it uses `packed`, but on a CPU it calls `alone` for each seed.
 
     Arguments:
-        alone: of the arrays of one seed.
-        packed: the same of arrays that all have an axis of seeds in front.
+        alone: the function for the arrays of one seed.
+        packed: the function for arrays that all have a leading axis of seeds.
     """
     call = jax.custom_batching.custom_vmap(alone)
 
@@ -37,12 +37,12 @@ def over_seeds(alone: Callable, packed: Callable) -> Callable:
 
 
 def one_by_one(alone: Callable, *arrays: jax.Array) -> jax.Array:
-    """Each seed by itself."""
+    """Calls `alone` for each seed."""
     return jnp.stack([alone(*(array[i] for array in arrays)) for i in range(len(arrays[0]))])
 
 
 def side_by_side(seeds: int, channels: int, features: int) -> int:
-    """How many seeds share a convolution: the largest divisor of their number with at most `WIDTH` channels."""
+    """How many seeds share a convolution: the largest divisor of the number of seeds with at most `WIDTH` channels."""
     most = max(1, WIDTH // max(channels, features))
     return max(n for n in range(1, min(most, seeds) + 1) if seeds % n == 0)
 
@@ -76,18 +76,19 @@ def diagonal_blocks(kernel: jax.Array, n: int) -> jax.Array:
 
 
 def forward(alone: Callable, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A convolution alone(x, kernel) of seeds: x [seeds, b, h, w, c], kernel [seeds, k, k, c, f]."""
+    """The convolution alone(x, kernel) for several seeds: x [seeds, b, h, w, c], kernel [seeds, k, k, c, f]."""
     n = side_by_side(len(x), *kernel.shape[3:])
     return part(one_by_one(alone, join(x, n), block_diagonal(kernel, n)), n)
 
 
 def input_gradient(alone: Callable, x: jax.Array, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The gradient alone(x, dy, kernel) for x, of seeds."""
+    """The gradient for x for several seeds; alone(x, dy, kernel) computes it for one seed."""
     n = side_by_side(len(x), *kernel.shape[3:])
     return part(one_by_one(alone, join(x, n), join(dy, n), block_diagonal(kernel, n)), n)
 
 
 def weight_gradient(alone: Callable, x: jax.Array, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The gradient alone(x, dy, kernel) for the kernel, of seeds. Products of different seeds are left out."""
+    """The gradient for the kernel for several seeds; alone(x, dy, kernel) computes it for one seed. Products of
+    different seeds are left out."""
     n = side_by_side(len(x), *kernel.shape[3:])
     return diagonal_blocks(one_by_one(alone, join(x, n), join(dy, n), block_diagonal(kernel, n)), n)

@@ -1,8 +1,9 @@
 """The layers of a transformer: norms, causal attention, rotary positions.
 
 All take [batch, T, width] in float32 or bfloat16 and return that dtype. They have biases only where a model asks for
-them. Sums over the width, and the softmax, are float32. For the backward pass they keep only arguments and arrays made
-of the inputs, so that an engine can put other weights into a stashed VJP closure (see fdg_jax.layers.basic).
+them. Sums over the width, and the softmax, are float32. For the backward pass they keep only their arguments, and
+arrays computed from the inputs. So an engine can put other weights into a stashed VJP closure (see
+fdg_jax.layers.basic).
 """
 
 from functools import partial
@@ -18,7 +19,7 @@ from fdg_jax.layers.basic import Initializer, sum_dtype
 
 EPSILON_RMS = 1e-6
 EPSILON_LAYER = 1e-5  # PyTorch's, and so GPT-2's
-ROTARY_BASE = 10_000.0  # the longest wavelength, in tokens and over 2 pi
+ROTARY_BASE = 10_000.0  # the longest wavelength in tokens, divided by 2 pi
 
 
 class RMSNorm(nn.Module):
@@ -32,7 +33,7 @@ class RMSNorm(nn.Module):
 class LayerNorm(nn.Module):
     """(x - mean) / std * scale, and a bias if asked for, over the last axis (Ba et al. 2016).
 
-    It is the root-mean-square norm of what is centred, so the closure keeps that (in x's dtype) instead of x.
+    It is the root-mean-square norm of the centred x, so the closure keeps the centred x (in x's dtype) instead of x.
     """
 
     bias: bool
@@ -55,7 +56,7 @@ def plus_bias(module: nn.Module, y: jax.Array, axis: str | None = None) -> jax.A
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float = EPSILON_RMS) -> jax.Array:
-    """x [..., c] over its root mean square, times scale [c]. Its residuals are x and one number per row."""
+    """x [..., c] divided by its root mean square, times scale [c]. Its residuals are x and one number per row."""
     return _rms_forward(x, scale, epsilon)[0]
 
 
@@ -99,8 +100,8 @@ class Dense(nn.Module):
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [..., c] times kernel [c, features], in x's dtype.
 
-    All leading axes are first merged into one. Otherwise the derivative with respect to the matrix would be transposed,
-    and XLA on a CPU would copy dy for it, which takes longer than the product. The results are equal bit for bit.
+    All leading axes are first merged into one. Otherwise the gradient of the kernel would need a transposed dy. XLA on
+    a CPU would copy dy, which takes longer than the product. The results are equal bit for bit.
     `benchmarks/block_cost.py` measures what this gains.
     """
     rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
@@ -108,14 +109,15 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and those before it: [b, T, c] -> [b, T, c].
+    """Multi-head attention in which a token sees itself and the tokens before it: [b, T, c] -> [b, T, c].
 
-    heads: how many; c is a multiple of it.
-    rotary: whether queries and keys are turned by their positions; c / heads is then even.
+    heads: the number of heads, a divisor of c.
+    rotary: whether queries and keys are rotated by their positions (RoPE); c / heads must then be even.
     out_init: draws the first weights of the last layer.
-    kv_heads: heads of keys and values; heads / kv_heads heads of queries share one (Ainslie et al. 2023); None: heads.
+    kv_heads: the number of heads of keys and values, each shared by heads / kv_heads heads of queries (Ainslie et al.
+        2023); None: as many as `heads`.
     bias: whether both matrices of the layer have a bias.
-    qk_norm: whether each head's queries and keys have a root-mean-square norm, before they are turned.
+    qk_norm: whether each head's queries and keys have a root-mean-square norm, before the rotation.
 
     Queries, keys and values are the columns of one matrix, in this order, as in GPT-2.
     """
@@ -143,8 +145,8 @@ class CausalAttention(nn.Module):
 
 
 def is_fused(q: jax.Array) -> bool:
-    """Whether cuDNN has one kernel for attention with queries like q [b, T, heads, h], which keeps no [T, T] array: in
-    bfloat16 on NVIDIA's GPUs from Ampere on. JAX takes it only where it is asked to."""
+    """Whether cuDNN has a fused kernel for attention with queries like q [b, T, heads, h]. This kernel keeps no [T, T]
+    array; it exists for bfloat16 on NVIDIA's GPUs from Ampere on. JAX uses it only if it is asked to."""
     device = jax.devices()[0]
     nvidia = device.platform == "gpu" and "cuda" in device.client.platform_version
     fits = q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128

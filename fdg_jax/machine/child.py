@@ -1,4 +1,4 @@
-"""A child process that ends with this one, optionally pinned to cores and with a log."""
+"""A child process that ends with this process, optionally pinned to cores and with a log."""
 
 import contextlib
 import os
@@ -25,9 +25,9 @@ class Child:
         cores: cores to which all its threads are pinned; none: no pinning.
         before: words in front of its command, e.g. to start it on another host.
         interpreter: the Python that runs it; "": that of this process.
-        log: the file to which its output is added; None: its stdout is a pipe, its stderr that of this process.
+        log: the file to which its output is added. None: its stdout is a pipe, and its stderr is that of this process.
         answers: whether its stdout is a pipe even with a log.
-        stop: the signal that it gets when this process ends.
+        stop: the signal that the child gets when this process ends.
         folder: its working directory; None: that of this process.
     """
 
@@ -60,7 +60,7 @@ class Child:
 
 
 def end(children: Sequence[Child], seconds: float = 0.0) -> None:
-    """Stops the running children: by their own signal, and after so many seconds by SIGKILL."""
+    """Stops the running children: by each child's `stop` signal, and after this many seconds by SIGKILL."""
     running = [child for child in children if child.running]
     for child in running:
         child.process.send_signal(child.stop)
@@ -77,6 +77,6 @@ def end(children: Sequence[Child], seconds: float = 0.0) -> None:
 
 
 def last_line(log: Path, beginnings: tuple[str, ...] = ("",)) -> str:
-    """The newest line of a log that begins with one of these, or else the newest line."""
+    """The newest line of a log that begins with one of `beginnings`; if no line does, the newest line."""
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return ([line for line in lines if line.startswith(beginnings)] or lines or ["nothing yet"])[-1]

@@ -29,7 +29,7 @@ def enable() -> None:
     """Turns the cache on. Call it before anything compiles. If its folder cannot be made, nothing is cached."""
     if os.environ.get(SWITCH) == "0" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    if DUMP in os.environ.get("XLA_FLAGS", ""):  # a program that is not compiled leaves its choices out of that file
+    if DUMP in os.environ.get("XLA_FLAGS", ""):  # a program from the cache writes no choices of kernels into that file
         return
     try:
         folder = cache_dir() / f"xla-{metadata.version('jaxlib')}-{processor()}"
@@ -49,7 +49,7 @@ def enable() -> None:
 
 
 def not_ours(folder: Path) -> Path | None:
-    """A folder of programs, or the one above it, where others may write; None if it is safe."""
+    """Returns the folder of programs, or its parent, if other users may write there; None if both are safe."""
     if hasattr(os, "geteuid"):
         for each in (folder, folder.parent):
             status = each.stat()
@@ -59,9 +59,9 @@ def not_ours(folder: Path) -> Path | None:
 
 
 def prune(folder: Path) -> None:
-    """Removes programs, of all processors and versions, that have not been read or written for UNUSED_DAYS.
+    """Removes programs that have not been read or written for UNUSED_DAYS, for all processors and versions.
 
-    Some file systems do not record reading times. There the time of writing counts.
+    On file systems that do not record reading times, the time of writing counts.
     """
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
     for file in folder.glob("xla-*/*"):
@@ -74,6 +74,6 @@ def prune(folder: Path) -> None:
 
 
 def processor() -> str:
-    """A hash that names this kind of processor: code compiled for another kind may not run here."""
+    """A hash of the kind of processor, since code compiled for another kind may not run here."""
     telling = sorted({line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return hashlib.sha256("\n".join([platform.machine(), *telling]).encode()).hexdigest()[:12]

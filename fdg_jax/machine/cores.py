@@ -16,11 +16,11 @@ def usable() -> list[int]:
 
 @contextmanager
 def pinned(cores: Collection[int]) -> Iterator[None]:
-    """A context in which this thread stays on the given cores. A process started inside inherits this for all its
-    threads.
+    """A context in which this thread stays on the given cores. A process started in this context inherits the pinning
+    for all its threads.
 
     Arguments:
-        cores: their numbers; with none, nothing changes.
+        cores: the numbers of the cores; without any, nothing changes.
     """
     if not cores:
         yield
@@ -34,7 +34,7 @@ def pinned(cores: Collection[int]) -> Iterator[None]:
 
 
 def core_seconds(cores: Sequence[int]) -> list[float]:
-    """The time that each of these cores has not been idle since the machine started, in seconds; 0 if unknown."""
+    """For each of these cores, the seconds since the machine started in which it was not idle; 0 if unknown."""
     try:
         lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -61,7 +61,7 @@ class OtherProcesses:
         self.begun = core_seconds(self.cores), time.process_time(), time.perf_counter()
 
     def percent(self) -> float:
-        """Percent of the cores' time since the beginning; 0 if the system does not say."""
+        """The percentage of the cores' time that others used since the beginning; 0 if the system does not say."""
         before, busy, start = self.begun
         by_core = [now - then for now, then in zip(core_seconds(self.cores), before, strict=True)]
         return others_percent(by_core, time.process_time() - busy, time.perf_counter() - start) if by_core else 0.0

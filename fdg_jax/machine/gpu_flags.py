@@ -1,9 +1,9 @@
-"""XLA's flags for a training on a GPU: fast kernels are chosen by measuring, and the run goes on with the same ones.
+"""XLA's flags for a training on a GPU: fast kernels are chosen by measuring, and a resumed run uses the same kernels.
 
-XLA measures several kernels for an operation when it compiles it. Another start may measure otherwise and choose
-another kernel, which rounds otherwise. So the choices are kept in the run directory, and --resume loads them.
+XLA measures several kernels for an operation when it compiles it. Another start may measure other times and choose a
+kernel that rounds differently. So the choices are kept in the run directory, and --resume loads them.
 `--xla_gpu_exclude_nondeterministic_ops` leaves out the kernels that sum in no fixed order.
-`--xla_gpu_deterministic_ops` does that too, but also ends all measuring: every kernel is then a default one.
+`--xla_gpu_deterministic_ops` also leaves them out, but then nothing is measured and every kernel is the default.
 """
 
 import os
@@ -28,14 +28,14 @@ def prepare(run: Path, before: Mapping[str, Any] | None, process: int = 0) -> No
     Arguments:
         run: the run directory.
         before: config.json of a resumed run.
-        process: the number of this process; each of several has a file of its own.
+        process: the number of this process; each process has its own file.
     """
     given = os.environ.get("XLA_FLAGS", "")
     if not on_gpu(os.environ.get("JAX_PLATFORMS", "")) or any(flag in given for flag in OURS):
         return
     file = run.resolve() / (f"{process}-{FILE}" if process else FILE)
     wanted = tuned(file, file.exists())
-    if before is not None and not file.exists():  # the run began without tuning, or with flags of its user
+    if before is not None and not file.exists():  # the run began without tuning, or the user had set flags
         wanted = UNTUNED if UNTUNED in (before.get("xla_flags") or "") else ""
     elif unknown := unknown_flags(wanted):
         say(untuned_because(unknown))
@@ -51,7 +51,8 @@ def on_gpu(platforms: str) -> bool:
 
 
 def tuned(file: Path, exists: bool) -> str:
-    """The flags that keep the measured choices in a file, after loading those that it holds already."""
+    """The flags that keep the measured choices in a file. exists: whether the file holds choices, to be loaded
+    first."""
     return " ".join([REPEATABLE, f"{DUMP}={file}", *([f"{LOAD}={file}"] if exists else [])])
 
 
@@ -64,7 +65,8 @@ def untuned_because(unknown: Collection[str]) -> str:
 
 
 def unknown_flags(flags: str) -> list[str]:
-    """The names of the flags that XLA does not know. XLA ends a process that has such flags, so another one tries."""
+    """The names of the flags that XLA does not know. XLA ends a process that has unknown flags, so a child process
+    tries them."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     words = [sys.executable, "-c", "import jax; jax.devices()"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, errors="replace", check=False)
@@ -72,7 +74,7 @@ def unknown_flags(flags: str) -> list[str]:
 
 
 def refused(flags: str, code: int, said: str) -> list[str]:
-    """The names of the flags that a process could not be started with; all of them if it does not say which.
+    """The names of the flags that kept a process from starting; all flags if the process does not name them.
 
     Arguments:
         flags: those of the process.

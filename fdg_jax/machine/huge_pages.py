@@ -1,8 +1,8 @@
 """Restarts the command once with huge pages and a glibc that keeps freed memory, which speeds up training on a CPU.
 
-XLA's temporary arrays on a CPU are so large that glibc maps them again, page by page, at every step. glibc reads its
-settings (tunables) before a process starts, so they can only be set by a restart. The restarted command has the same
-process number, terminal and signals. FDG_JAX_HUGE_PAGES=0 turns this off.
+XLA's temporary arrays on a CPU are large, so glibc maps their memory again, page by page, at every step. glibc reads
+its settings (tunables) before a process starts, so they can only be set by a restart. The restarted command has the
+same process number, terminal and signals. FDG_JAX_HUGE_PAGES=0 turns this off.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from fdg_jax.machine import output
 
 SWITCH, TUNABLES, WANTED = "FDG_JAX_HUGE_PAGES", "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 HUGE = f"{WANTED}=1"
-# No array gets its own mapping, and no memory is returned. There is one arena, as only the main one grows beyond 64 MB.
+# No array gets its own mapping, and no memory is returned. There is one arena, since only the main arena grows beyond
+# 64 MB.
 KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736:glibc.malloc.arena_max=1"
 
 
@@ -43,7 +44,7 @@ def wanted_environment(environment: dict[str, str]) -> dict[str, str] | None:
 
 
 def gpu_visible(environment: dict[str, str]) -> bool:
-    """Whether JAX would use an NVIDIA GPU: then training runs there, and the host's pages do not matter."""
+    """Whether JAX would use an NVIDIA GPU. Training then runs on the GPU, and the host's pages do not matter."""
     if environment.get("JAX_PLATFORMS") == "cpu" or environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()

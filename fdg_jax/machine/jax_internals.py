@@ -3,8 +3,8 @@
 
 `jax.vjp` returns a closure that is a pytree. Its leaves include the arguments, so a jitted function that returns it
 would copy them: every stash would have its own copy of the weights. `strip` removes the arguments before the closure
-leaves the forward program. `bind` puts arguments back inside the backward program. The choice of these weights is the
-whole difference between `stashed` and `current`.
+leaves the forward program. `bind` puts arguments back inside the backward program. The weights that `bind` puts back
+are the only difference between `stashed` and `current`.
 """
 
 from collections.abc import Sequence
@@ -127,9 +127,10 @@ def has_started() -> bool:
 
 
 def coordination_client() -> Any:
-    """The client of the coordination service that `jax.distributed` has joined: a store of texts for all processes.
+    """The client of the coordination service that `jax.distributed` has joined: a key-value store of texts, shared by
+    all processes.
 
-    JAX has no documented access to this client. Orbax uses the same undocumented one.
+    JAX has no documented access to this client. Orbax uses the same undocumented access.
     """
     from jax._src.distributed import global_state
 

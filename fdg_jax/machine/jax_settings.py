@@ -1,7 +1,7 @@
 """JAX's settings that change a run's results. They are recorded, reported if unusual, and checked on resuming.
 
-The settings come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), and nothing else shows that they are set.
-The list was found by training with each setting of JAX changed and comparing the final hashes. Settings that this
+The settings come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), so the command line of a run does not show
+them. The list was found by training with each setting of JAX changed and comparing the final hashes. Settings that this
 version of JAX does not have are ignored.
 """
 
@@ -94,7 +94,7 @@ def check_resumed(before: Mapping[str, Any]) -> None:
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of settings that both have with different values."""
+    """The names of the settings that are in both and have different values."""
     return [name for name in DEFAULTS if name in was and name in now and was[name] != now[name]]
 
 

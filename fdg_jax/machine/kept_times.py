@@ -1,6 +1,6 @@
 """Keeps measured times in the user's cache directory, together with the conditions that they depend on.
 
-The times are used only under exactly these conditions. An error with the files never ends a command: the times are then
+The times are used only under exactly these conditions. An error with the files never ends a command; the times are then
 measured again.
 """
 

@@ -1,7 +1,8 @@
 """Starts a command that is stopped when the process that started it dies: `python leash.py PARENT SIGNAL WORDS...`.
 
 The kernel sends the signal (Linux; on other systems the command is only started). The leash is a separate program
-because the setting applies to the process that makes it, and stays when exec replaces the program.
+because a process can ask for this signal only for itself. The setting remains when exec replaces the leash by the
+command.
 """
 
 import ctypes

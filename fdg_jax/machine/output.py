@@ -76,7 +76,7 @@ class Forgiving:
         """Replaces the file behind stdout or stderr by the null device.
 
         Then Python's flush at the end of the process, C code and child processes can still write there. Files with
-        other numbers belong to others and are left alone.
+        other numbers are left alone.
         """
         with contextlib.suppress(OSError, ValueError, AttributeError):
             number = self.stream.fileno()
@@ -138,7 +138,7 @@ def forgiving() -> Iterator[None]:
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:
-    """Makes a command from a function that returns an exit code: printing raises nothing, and bad input gives one
+    """Makes a command from a function that returns an exit code: printing raises no exception, and bad input gives one
     message on stderr and exit code 2."""
 
     @functools.wraps(main)
@@ -162,8 +162,8 @@ def flush() -> None:
 def open_closed_files() -> None:
     """Opens the null device as stdin, stdout and stderr if they are closed.
 
-    Call it before opening any file. Otherwise that file, perhaps a checkpoint, would get a standard number, and what C
-    code prints would be written into it.
+    Call it before opening any file. Otherwise the opened file, perhaps a checkpoint, would get a standard number, and C
+    code would print into it.
     """
     for number in STANDARD:
         try:
@@ -182,7 +182,7 @@ def write_to_stderr(text: str) -> None:
 
 def file_named(*endings: str) -> Callable[[str], Path]:
     """Returns a parser for a flag's file name, which must have one of these endings. If a user forgets the value, the
-    flag would take the next word, such as the name of a run; the parser refuses that."""
+    flag would take the next word, such as the name of a run. The parser refuses such a word."""
 
     def file(word: str) -> Path:
         if Path(word).suffix.lower() not in endings:

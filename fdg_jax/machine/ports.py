@@ -7,9 +7,9 @@ import sys
 def hold_port(address: str) -> tuple[str, socket.socket]:
     """A free port at an IPv4 address, and a socket that holds it until it is closed or its process ends.
 
-    On Linux, the system then gives the port to no other program and no connection, but a server that sets SO_REUSEADDR
-    can listen there, as JAX's servers and `fdg_jax.transport.gathering` do. Other systems would refuse these servers,
-    so on them the returned socket is closed already, and the port may be taken a moment later.
+    On Linux, other programs then cannot get the port. Only a server that sets SO_REUSEADDR can listen there, such as
+    JAX's servers and `fdg_jax.transport.gathering`. Other systems would refuse these servers. There the returned socket
+    is closed already, so another program may take the port.
 
     Returns: (address and port, e.g. "127.0.0.1:40001", the socket).
 

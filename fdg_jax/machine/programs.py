@@ -7,11 +7,12 @@ fast for most of them. There are two exceptions, chosen for each program separat
   passes, the cores of a pipeline are idle for longer with YNNPACK (docs/log.md, 2026-11-23).
 - Not all reductions in jaxlib 0.10.2, where they can be wrong (jax issue 39103). If sums of a few products (a matrix
   product, or a sum over an axis) are fused with a reduction of these sums, some columns of the result have other
-  columns' values: those from number 16,384 on in float64, from 32,768 on in float32. jaxlib 0.10.1 and 0.11.0 are
-  correct. YNNPACK is several times faster for batch-norm statistics, so programs without such sums use its reductions.
+  columns' values. These are columns from number 16,384 on in float64, and from 32,768 on in float32. jaxlib 0.10.1 and
+  0.11.0 are correct. YNNPACK is several times faster for batch-norm statistics, so programs without such sums use its
+  reductions.
 
-On a GPU the option changes nothing. A flag in XLA_FLAGS holds for all programs, and nothing is chosen here. An
-operation outside of any jitted program is a program by itself, so nothing is fused with it.
+On a GPU the option changes nothing. If XLA_FLAGS has the flag, it holds for all programs, and this module chooses
+nothing. An operation outside of any jitted program is a program of one operation, so nothing is fused with it.
 """
 
 import math
@@ -43,12 +44,12 @@ SUMMED_AXES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def jit(function: Callable, **options: Any) -> Any:
-    """Jits a function of positional arguments. When called in a trace of another function, it becomes a part of that
-    one.
+    """Jits a function of positional arguments. If it is called while another function is traced, it becomes a part of
+    that function.
 
-    If reductions can be wrong in this jaxlib, each trace of the function is inspected: for arguments that lead to short
+    If reductions can be wrong in this jaxlib, each trace of the function is inspected. For arguments that lead to short
     sums, the function is compiled without YNNPACK's reductions. A call costs the host a fraction of a microsecond more
-    than one of `jax.jit`.
+    than with `jax.jit`.
 
     Arguments:
         function: what to compile.
@@ -112,13 +113,14 @@ def reductions_can_be_wrong() -> bool:
 
 
 def chosen_here() -> bool:
-    """Whether a program's options are chosen here: the user's XLA_FLAGS do not have the flag, and XLA knows it."""
+    """Whether this module chooses a program's options: if XLA knows the flag, and the user's XLA_FLAGS do not have
+    it."""
     return FLAG not in os.environ.get("XLA_FLAGS", "") and flag_is_known()
 
 
 @cache
 def flag_is_known() -> bool:
-    """Whether XLA has the flag and its values. It is experimental, so this may change."""
+    """Whether XLA has the flag and its values. The flag is experimental, so both may change."""
     try:
         jax.jit(lambda x: x, compiler_options={FLAG: f"{PRODUCTS},{REDUCTIONS}"}).lower(0.0).compile()
     except Exception:  # JAX raises several kinds

@@ -85,10 +85,10 @@ class Signals:
 
 
 def long_wait() -> contextlib.AbstractContextManager[None]:
-    """The context `at_once` of the signals that are handled at the moment; where none are, it does nothing."""
+    """The context `at_once` of the current `Signals`; a context that does nothing if there is no current `Signals`."""
     return Signals.current.at_once() if Signals.current else contextlib.nullcontext()
 
 
 def ignored(number: int) -> bool:
-    """Whether the starter of this process has set the signal to be ignored, as nohup does with SIGHUP."""
+    """Whether the signal was set to be ignored before this process started, as nohup does with SIGHUP."""
     return signal.getsignal(number) is signal.SIG_IGN

@@ -1,9 +1,9 @@
-"""Model families, one file each: the models' names, their blocks, and where the paper's authors split them.
+"""Model families, one file each. A file has the models' names, their blocks, and the splits of the paper's authors.
 
 Nothing needs to be registered: a file with a `NAMES` table is a family (`Family` says what else it has). Shared layers
 are in `fdg_jax.layers`. A network is a flat list of blocks, because it can be split between any two of them. In
 residual networks, block 0 is the stem, each residual block is one block, and the last block is the head. A file may
-declare options of its own, as methods do (fdg_jax.options.fields). This module imports no JAX, the files do.
+declare options, as methods do (fdg_jax.options.fields). This module imports no JAX; the files of the families do.
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,21 @@ FOLDER = Folder(__name__, "model")
 
 
 class Family(Protocol):
-    """What a file of this folder has. Only NAMES and `blocks` are needed.
+    """The interface of a file in this folder. Only NAMES and `blocks` are needed.
 
     NAMES: {name on the command line: arguments of `blocks`}.
     blocks(classes, **arguments): the blocks, linen modules `__call__(x, train)`, or `__call__(x)` where training and
-        evaluation are the same. The first takes inputs as `TAKES` says, the last gives scores of the classes. Blocks
-        pass on arrays, or tuples of arrays. Dropout (rng "dropout") and batch statistics are handled.
-    PAPER_SPLITS: {(name, K): first block numbers of stages 2..K}, as far as the authors give splits.
+        evaluation are the same. The first block takes inputs as `TAKES` says; the last block gives the logits of the
+        classes. Blocks pass on arrays, or tuples of arrays. They may use dropout (rng "dropout") and batch statistics.
+    PAPER_SPLITS: {(name, K): first block numbers of stages 2..K}, for the splits that the authors give.
     TAKES: "images" (float32 [b, h, w, c], the default) or "tokens" (int32 [b, length]).
     arguments(name): the arguments for names that are not in NAMES (any depth or width), None for names of other
         families.
-    PATTERNS: how such names are written, for people: `wrn<d>_<k>`.
+    PATTERNS: the forms of such names, for people: `wrn<d>_<k>`.
     Options: a frozen dataclass of the family's options, which `blocks` takes by name as well.
-    flops(classes, parameters, T, **arguments): FLOPs of training on a token, where a formula is usual.
-    DEFAULTS: {name: {option: value}}, the options for which a name has another default than all others: the family's
-        own, and those of every run, such as block_size.
+    flops(classes, parameters, T, **arguments): FLOPs of training on one token, if there is a usual formula.
+    DEFAULTS: {name: {option: value}}, the defaults of a single model: for the family's own options and for those of
+        every run, such as block_size.
     """
 
     NAMES: Mapping[str, Mapping[str, Any]]
@@ -58,7 +58,7 @@ def _families() -> tuple[Family, ...]:
 
 
 def join(file: str) -> None:
-    """Looks at a file that has joined the folder. Raises BadInput where it has no model of its own name."""
+    """Checks a file that has joined the folder. Raises BadInput if it has no model of its own name."""
     _families.cache_clear()
     if hasattr(family := FOLDER.module(file), "NAMES"):
         _check(family, file)
@@ -114,7 +114,7 @@ def names(takes: str | None = None) -> list[str]:
 
 
 def _of(unit: str | None) -> list[Any]:
-    """The families whose models take that; None for all."""
+    """The families whose models take "images" or "tokens"; all families for None."""
     return [family for family in _families() if unit in (None, getattr(family, "TAKES", UNITS[0]))]
 
 
@@ -132,7 +132,7 @@ def takes(name: str) -> str:
 
 
 def defaults(name: str | None) -> Mapping[str, Any]:
-    """The options for which a model has a default of its own; {} for an unknown name, which is refused later."""
+    """The defaults that a model changes, by option; {} for an unknown name, which is refused later."""
     return next((own[name] for family in _families() if name in (own := getattr(family, "DEFAULTS", {}))), {})
 
 
@@ -154,14 +154,14 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
     Arguments:
         name: the model.
         classes: number of classes.
-        options: the model's own options, as far as they are not at their defaults.
+        options: the model's own options; those that are missing have their defaults.
 
     Returns: linen modules: the first takes images [b, h, w, c] or tokens [b, length], the last gives logits
     [b, classes] or [b, length, classes].
 
     Raises:
-        BadInput: there is no such model (the message names similar ones), it has no such option, or its file makes
-            something else than a list of Flax modules.
+        BadInput: there is no such model (the message names similar ones), it has no such option, or its file does not
+            make a list of Flax modules.
     """
     import flax.linen as nn
 
@@ -187,8 +187,8 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
 
 
 def flops(name: str, classes: int, parameters: int, T: int, **options: Any) -> int | None:
-    """FLOPs of training on one token of a block of T, by the family's formula; None if it has none. parameters: of the
-    whole network. Other arguments as those of `blocks`."""
+    """FLOPs of training on one token of a block of T, by the family's formula; None if there is no formula. parameters:
+    their number in the whole network. Other arguments: those of `blocks`."""
     family, arguments = _find(name)
     count = getattr(family, "flops", None)
     return count and count(classes, parameters, T, **arguments, **options)
@@ -201,7 +201,7 @@ def paper_split(name: str, K: int) -> tuple[int, ...] | None:
         name: the model.
         K: number of stages.
 
-    Returns: the first block numbers of stages 2..K; None if they give no split.
+    Returns: the first block numbers of stages 2..K; None if the authors give no split.
 
     Raises:
         BadInput: there is no such model.

@@ -1,12 +1,12 @@
 """MobileNet v1 (Howard et al. 2017) for small images: depthwise separable convolutions, one after another.
 
 This is the network that the authors' later repository, Accumulated-Decoupled-Learning, calls `MobileNetv2()`: it
-has no inverted residuals, so it is version 1. With the 200 classes of Tiny-ImageNet it has 3,411,976 parameters, which
-fits the paper's "MobileNet v2 (3.40M)" better than version 2 does (2,480,072 with 200 classes, 3,504,872 with 1000).
-Which of the two the paper trained is not known, so both are offered, each under its own name.
+has no inverted residuals, so it is version 1. With the 200 classes of Tiny-ImageNet it has 3,411,976 parameters. This
+fits the paper's "MobileNet v2 (3.40M)" better than version 2 does, which has 2,480,072 with 200 classes and 3,504,872
+with 1000. It is not known which version the paper trained, so both are offered, each under its own name.
 
-Deviation: the released code ends in 2 x 2 average pooling. This covers the whole feature map of a 32 x 32 image only;
-for the 64 x 64 pixels of Tiny-ImageNet the result would be four times too large for the linear layer. Here the pooling
+Deviation: the released code ends in 2 x 2 average pooling. For 32 x 32 images this covers the whole feature map. For
+the 64 x 64 pixels of Tiny-ImageNet, the linear layer would get four times too many numbers. Here the pooling
 is global.
 Block numbers: 0 stem, 1..13 separable convolutions, 14 head.
 """
@@ -18,7 +18,7 @@ from fdg_jax.layers import BatchNorm, Conv, Head, relu
 
 NAMES = {"mobilenet_v1": {}}
 
-# The released code, `layers[a:b]` translated to the number of the first block of stage 2.
+# The split of the released code: its `layers[a:b]`, as the number of the first block of stage 2.
 PAPER_SPLITS = {("mobilenet_v1", 2): (7,)}  # conv + layers[:6]
 
 # Channels and stride of each separable convolution (Howard et al., table 1, without the stride of the stem).

@@ -1,15 +1,15 @@
 """MobileNet v2 (Sandler et al. 2018): inverted residuals, wide inside the blocks and narrow between them.
 
 A block widens its input by a 1 x 1 convolution, applies a depthwise 3 x 3 convolution, and ends narrow in a 1 x 1
-convolution without a relu. Input and output are added if their shapes agree. Strides do not change the parameters: both
-forms have 3,504,872 for 1000 classes (Sandler et al. print 3.4M) and 2,480,072 for the 200 of Tiny-ImageNet. The paper
-trains a "MobileNet v2 (3.40M)" on Tiny-ImageNet. The authors' code uses that name for version 1, which has 3.41M with
-200 classes: see fdg_jax.models.mobilenet_v1.
+convolution without a relu. Input and output are added if their shapes agree. Strides do not change the number of
+parameters. Both forms have 3,504,872 with 1000 classes (Sandler et al. print 3.4M) and 2,480,072 with the 200 classes
+of Tiny-ImageNet. The paper trains a "MobileNet v2 (3.40M)" on Tiny-ImageNet. The authors' code uses that name for
+version 1, which has 3.41M with 200 classes: see fdg_jax.models.mobilenet_v1.
 
-`mobilenet_v2` is our own form for small images, as the authors' code has no version 2: the stem and the layer of 24
+`mobilenet_v2` is our own form for small images, since the authors' code has no version 2. Its stem and its layer of 24
 channels have stride 1, so that 64 x 64 pixels end as an 8 x 8 map instead of 2 x 2. `mobilenet_v2_imagenet` is the
-original. Deviation: no dropout before the last layer, which neither paper mentions.
-Block numbers: 0 stem, 1..17 inverted residuals, 18 head (the last 1 x 1 convolution first).
+original. Deviation: no dropout before the last layer, which neither paper mentions. Block numbers: 0 stem, 1..17
+inverted residuals, 18 head (the last 1 x 1 convolution first).
 """
 
 import flax.linen as nn

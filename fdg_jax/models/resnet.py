@@ -1,16 +1,16 @@
-"""The four-layer residual networks of He et al. (2016), in a form for small images and in the one for ImageNet.
+"""The four-layer residual networks of He et al. (2016), in a form for small images and in the form for ImageNet.
 
 The layers have 64, 128, 256 and 512 channels, and all but the first begin with stride 2. ResNet-18 has basic blocks,
 ResNet-101 has bottlenecks, whose output is four times as wide. A bottleneck's stride is in its 3 x 3 convolution
-(PyTorch's form, "v1.5"; He et al. have it in the first 1 x 1). If the shape changes, the shortcut is a 1 x 1
-convolution with batch norm. Both are as in the authors' released code.
+(PyTorch's form, "v1.5"; in He et al. it is in the first 1 x 1 convolution). If the shape changes, the shortcut is a 1 x
+1 convolution with batch norm. Strides and shortcuts are as in the authors' released code.
 
-`resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling. This is the only form in that code; the paper trains it
-on CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The paper
-times "ResNet-101 (ImageNet)" without saying which form it is. Deviation: the released code ends in 4 x 4 average
-pooling, which covers the whole feature map of a 32 x 32 image only; here the pooling is global.
-Block numbers: 0 stem, then one per residual block, and the last is the head; 1-2, 3-4, 5-6, 7-8 are the layers of
-ResNet-18, 1-3, 4-7, 8-30, 31-33 those of ResNet-101.
+`resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling. The authors' code has this form only; the paper trains
+it on CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The
+paper times "ResNet-101 (ImageNet)" without saying which form it is. Deviation: the released code ends in 4 x 4 average
+pooling, which covers the whole feature map of a 32 x 32 image only; here the pooling is global. Block 0 is the stem,
+each residual block is a block, and the last block is the head. The four layers are the blocks 1-2, 3-4, 5-6 and 7-8 in
+ResNet-18, and 1-3, 4-7, 8-30 and 31-33 in ResNet-101.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ NAMES = {
     "resnet101_imagenet": {**RESNET101, "imagenet": True},
 }
 
-# The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K. The two forms
-# of ResNet-101 have the same blocks after the stem.
+# The splits of the authors' released code: its `layerN[a:b]`, as the numbers of the first blocks of stages 2..K. The
+# two forms of ResNet-101 have the same blocks after the stem.
 OF_RESNET101 = {
     2: (17,),  # L1 + L2 + L3[:9]
     3: (12, 23),  # L1 + L2 + L3[:4] / L3[4:15] / rest
@@ -66,8 +66,8 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 
 def maximum_of_slices(x: jax.Array) -> jax.Array:
-    """As `max_pool`, for a GPU, whose gradient of a reduced window sums in no fixed order. Where several pixels are the
-    maximum, they share the gradient; after a rectifier these are mostly zeros, which have none."""
+    """As `max_pool`, for a GPU, where the gradient of `max_pool` is summed in no fixed order. If several pixels are the
+    maximum, they share the gradient. After a rectifier such pixels are mostly zeros, which get no gradient."""
     h, w = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
     return reduce(jnp.maximum, [x[:, i : i + h : 2, j : j + w : 2] for i in range(3) for j in range(3)])

@@ -5,8 +5,8 @@ has stride 2. The shortcut is option A: no parameters, every second pixel, and z
 Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head.
 
 Deviation, on purpose: the authors' released code pools with `AvgPool2d(6)`, which sees only the top-left
-6 x 6 of the 8 x 8 map. The paper does not mention it. Here the pooling is global. The authors' pooling, and the start
-of their convolutions, are in fdg_jax.models.resnet_cifar_fdg.
+6 x 6 of the 8 x 8 map. The paper does not mention this pooling. Here the pooling is global. The authors' pooling, and
+their initialisation of convolutions, are in fdg_jax.models.resnet_cifar_fdg.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NAMES = {
     "resnet1202": {"n": 200},
 }
 
-# The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
+# The splits of the authors' released code: its `layerN[a:b]`, as the numbers of the first blocks of stages 2..K.
 PAPER_SPLITS = {
     ("resnet20", 2): (5,),  # L1 + L2[:1]
     ("resnet20", 3): (4, 7),  # one layer each

@@ -1,14 +1,15 @@
 """The 6n+2 residual networks, each with one choice of the FDG authors' released code.
 
-`resnet8_fdg_init` starts with PyTorch's default for convolutions, as that code does: uniform in +-1/sqrt(fan_in). With
-equally many features and channels, its standard deviation is 2.4 times smaller than ours.
+`resnet8_fdg_init` initialises convolutions by PyTorch's default, as that code does: uniform in +-1/sqrt(fan_in). With
+equally many features and channels, this standard deviation is 2.4 times smaller than ours.
 
-`resnet8_fdg_pool` sees only a part of the last feature map. The authors' `AvgPool2d(6)` averages the top left 6 x 6 of
-the 8 x 8 map that 32 x 32 images end in, and drops the rest. Here the window has three quarters of either side at any
-image size, rounded down: 3 x 3 of the 4 x 4 map of 16 x 16 images, where a window of 6 does not fit.
+The head of `resnet8_fdg_pool` averages only a part of the last feature map. The authors' `AvgPool2d(6)` averages the
+top left 6 x 6 of the 8 x 8 map that 32 x 32 images end in, and drops the rest. Here the window has three quarters of
+the map's height and width, rounded down, at any image size. Images of 16 x 16 end in a 4 x 4 map, where a window of 6
+does not fit; the window is then 3 x 3.
 
-Every other depth of fdg_jax.models.resnet_cifar has both forms, too: `resnet20_fdg_init`. They exist for
-`experiments.differences`, which measures what either choice changes. Blocks and cuts are those of `resnet8`.
+Every other depth of fdg_jax.models.resnet_cifar has both forms, too, such as `resnet20_fdg_init`. They exist for
+`experiments.differences`, which measures what each choice changes. Blocks and cuts are those of `resnet8`.
 """
 
 from collections.abc import Mapping

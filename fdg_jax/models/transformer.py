@@ -1,8 +1,8 @@
-"""Decoder-only transformers: each token sees those before it, and the network predicts the next one.
+"""Decoder-only transformers: each token sees the tokens before it, and the network predicts the next token.
 
 Pre-norm blocks: x + attention(norm(x)), then x + mlp(norm(x)). Weights start as in GPT-2 and nanoGPT: normal with
 deviation 0.02, divided by sqrt(2 layers) where a residual branch ends; biases are 0. The paper trains no transformers,
-so the authors give no split. Elsewhere, pipelines are often used for them. `transformer<layers>x<width>` gives any
+so the authors give no split. Other pipelines are often used for transformers. `transformer<layers>x<width>` gives any
 size: root-mean-square norms, GELU, no biases, rotary positions, heads of 32 channels. Options change each of these.
 
 Networks that others have published set these options, and the length of a block, by their names (`DEFAULTS`):
@@ -10,15 +10,17 @@ Networks that others have published set these options, and the length of a block
 - `gpt2`, `gpt2-medium` (Radford et al. 2019). fdg_jax.training.gpt2 reads and writes their published weights.
 - `nanogpt-shakespeare`, `nanogpt-cpu`: nanoGPT's for characters. Its GELU is exact, ours is GPT-2's approximation.
 - `asyncpp` (Ajanthan et al. 2025, arXiv 2505.01099), `rotation32` (Jung et al. 2026, arXiv 2602.03515), whose code
-  builds on the former's: no bias of queries, keys and values, but one in the head. Ours are the other way round.
+  builds on that of asyncpp. In that code queries, keys and values have no bias, and the head has one. Ours have a bias
+  for queries, keys and values, and none in the head.
 
 Deviation from all of these: the softmax of the attention has no dropout, and `--dropout` stays 0 unless it is given.
 
 Block numbers: 0 embedding, 1..layers the layers, layers+1 head (norm first).
 
-Tied embeddings: the head's matrix is the embedding's. It belongs to stage 1, which passes it on beside the activations,
-through all stages; its gradient comes back the same way. So the head uses the same version of the table as the
-embedding of its batch, and the gradient is complete. This costs a message of vocabulary x width numbers between stages.
+Tied embeddings: the head's matrix is the embedding's. The matrix belongs to stage 1, which passes it on beside the
+activations, through all stages. Its gradient comes back the same way. So for each batch the head and the embedding use
+the same version of the table, and the gradient is complete. This costs a message of vocabulary x width numbers between
+stages.
 """
 
 import dataclasses
@@ -109,7 +111,7 @@ def norm(options: Options, name: str) -> nn.Module:
 
 
 class Embedding(nn.Module):
-    """Tokens [b, T] int32 -> [b, T, width], with the table [vocabulary, width] beside it if they are tied."""
+    """Tokens [b, T] int32 -> [b, T, width], with the table [vocabulary, width] beside it if embeddings are tied."""
 
     vocabulary: int
     width: int
@@ -178,7 +180,8 @@ class Head(nn.Module):
 
 
 def blocks(classes: int, *, layers: int, width: int, **options: Any) -> list[nn.Module]:
-    """The layers + 2 blocks. classes: the vocabulary. options: of `Options`. Raises BadInput where heads do not fit."""
+    """The layers + 2 blocks. classes: the vocabulary. options: those of `Options`. Raises BadInput if the heads do not
+    fit the width."""
     o = Options(**options)
     heads = o.heads or width // HEAD
     if width % heads or (o.positions == "rotary" and width // heads % 2):
@@ -195,8 +198,8 @@ def blocks(classes: int, *, layers: int, width: int, **options: Any) -> list[nn.
 def flops(classes: int, parameters: int, T: int, *, layers: int, width: int, **options: Any) -> int:
     """FLOPs of training on a token: 6 N + 12 L C T, as nanoGPT and PaLM's authors (Chowdhery et al. 2022) count.
 
-    N: parameters that multiply something: without learned positions, and without the embedding's table unless the head
-    uses it. L: layers. C: the width. Attention is counted as if a token saw the whole block of T.
+    N: the parameters that multiply something. Learned positions do not count, nor does the embedding's table unless the
+        head uses it. L: layers. C: the width. Attention is counted as if a token saw the whole block of T.
     """
     o = Options(**options)
     unused = (T * width if o.positions == "learned" else 0) + (0 if o.tied else classes * width)

@@ -1,10 +1,10 @@
 """Wide residual networks WRN-d-k (Zagoruyko and Komodakis 2016): few, wide, pre-activation residual blocks.
 
 d = 6n + 4 layers; three layers of n blocks with 16k, 32k and 64k channels. If the shape changes, the shortcut is a 1 x
-1 convolution of the activated input. There is no dropout, as the paper does not mention any. The table has the models
-that the paper and the benchmarks use; `wrn<d>_<k>` gives any depth and width. The FDG authors' released code has
-another network of that name, which is in fdg_jax.models.wrn_fdg.
-Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head (norm and relu first).
+1 convolution of the activated input. There is no dropout, since the paper does not mention it. The table has the models
+that the paper and the benchmarks use; `wrn<d>_<k>` gives any depth and width. The network of this name in the FDG
+authors' released code differs; it is in fdg_jax.models.wrn_fdg. Block numbers: 0 stem, 1..n first layer, n+1..2n
+second, 2n+1..3n third, 3n+1 head (norm and relu first).
 """
 
 import re
@@ -18,7 +18,7 @@ from fdg_jax.layers import MOMENTUM, BatchNorm, Conv, Head, relu, three_layers
 NAMES = {"wrn16_4": {"n": 2, "k": 4}, "wrn28_10": {"n": 4, "k": 10}}
 PATTERNS = ("wrn<d>_<k> (d = 6n + 4)",)  # the other names that `arguments` knows, as --help shows them
 
-# The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
+# The splits of the authors' released code: its `layerN[a:b]`, as the numbers of the first blocks of stages 2..K.
 PAPER_SPLITS = {
     ("wrn28_10", 2): (7,),  # conv + L1 + L2[:2]
     ("wrn28_10", 3): (5, 9),  # one layer each

@@ -5,9 +5,9 @@ which is `wrn28_10` (fdg_jax.models.wrn), in four points:
 
 - every convolution has a bias;
 - the stride is in a block's second convolution, so the first one still works on the larger map;
-- the shortcut is a 1 x 1 convolution of the block's input x itself, not of its normalised and activated form;
-- the last batch norm has PyTorch's momentum 0.9, so its running statistics keep a tenth of what they were at every
-  batch. Elsewhere they keep nine tenths. This changes evaluation only.
+- the shortcut is a 1 x 1 convolution of the block's input x, not of the normalised and activated x;
+- the last batch norm has PyTorch's momentum 0.9, so its running statistics keep only a tenth of their old value at each
+  batch. Those of the other norms keep nine tenths. This changes evaluation only.
 
 So WRN-28-10 has 36,489,290 parameters (10 classes) instead of 36,479,194, and takes 5.95 instead of 5.24 billion
 multiply-adds for an image of 32 x 32 pixels. Convolutions are initialised as everywhere in this package

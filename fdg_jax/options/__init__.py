@@ -1,1 +1,1 @@
-"""Options: how a file declares them, what values they take, and how a command line or a file of options is read."""
+"""Options: their declarations, their allowed values, and the parser of command lines and files of options."""

@@ -1,5 +1,5 @@
-"""The options that every training has: type, default, range, help. The options of a method, a correction or a family of
-models are in its own file; fdg_jax.config joins all of them.
+"""The options that every training has: type, default, range, help. A method, a correction or a family of models
+declares its options in its own file; fdg_jax.config joins all of them.
 
 config.json has the same names and values. The names are a contract with scripts outside the repository
 (tests/test_cifar_command.py freezes them). The help texts are for a reader with the paper at hand.
@@ -324,7 +324,7 @@ class Joining:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The flags about one start of a command: where it reads options, what it shows, how many runs it makes."""
+    """Flags for a single start of a command: where it reads options, what it shows, how many runs it makes."""
 
     config: str | None = option(
         None, "Read options from a file in TOML, YAML or JSON, by their names in config.json (train_size, train-size). "
@@ -387,8 +387,9 @@ RETIRED = {
     "resume_into": "--resume-into is gone: --init-from RUN begins a new run with the weights of another one.",
 }
 # The defaults that an optimizer changes. SGD's are the paper's, above. AdamW's are usual for small transformers. Lion
-# has a tenth of AdamW's rate and ten times its decay, as Lion's paper advises. The others have AdamW's, as their
-# updates are about as large. NAdam's momentum is that of asynchronous Nesterov. Vectors are not decayed.
+# has a tenth of AdamW's rate and ten times its decay, as Lion's paper advises. The others have AdamW's defaults, since
+# their updates are about as large as AdamW's. NAdam's momentum is that of asynchronous Nesterov. Vectors are not
+# decayed.
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 0.1, "decay": "matrices"}
 OF_OPTIMIZER: Mapping[str, Mapping[str, Any]] = {
     "sgd": {},
@@ -406,10 +407,10 @@ def own_defaults(optimizer: Any) -> Mapping[str, Any]:
 
 
 def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a command line sets. Given ones take precedence over the command's defaults, and these over the
-    optimizer's. Plain BP has no use for several stages, so its K is 1. The paper's schedule has its own warm-up, so it
-    ignores the command's. Files of tokens are a data set of their own. A run on them is measured in steps, as an epoch
-    may be longer than any run."""
+    """The options that a command line sets. Given options take precedence over the command's defaults, and the
+    command's defaults over the optimizer's. Plain BP has no use for several stages, so its K is 1. The paper's schedule
+    has its own warm-up, so the command's default warm-up is ignored. Files of tokens select the data set "tokens". With
+    --steps, the default of --epochs is then 0, since an epoch may be longer than any run."""
     found = {**defaults, **given}
     if found.get("method") == "bp" and "split" not in given:
         found = {"K": 1, **found}

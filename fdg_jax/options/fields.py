@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
 
-# Keywords of fdg_jax.Pipeline and its `init` with another meaning: no file may declare an option of that name.
+# Keywords of fdg_jax.Pipeline and its `init`. They have a meaning already, so no file may declare such an option.
 KEYWORDS = {
     *("stages", "loss", "optimizer", "method", "beta", "correct", "learning_rate", "momentum", "devices", "engine"),
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
@@ -68,8 +68,8 @@ def option(
         metavar: the placeholder of a value in --help; "" for the name of its type.
         inside: the interval of allowed numbers, such as "[1, inf)" or "(0, 1]"; "" for any.
         use: the advice for a number outside `inside`, such as "1 for no shrinking"; "" for the default.
-        group, shown, free: for the library's own options (fdg_jax.config): the group in --help, the default in words,
-            and whether a resumed run may change the option.
+        group, shown, free: only for the library's own options (fdg_jax.config). They are the group in --help, the
+            default in words, and whether a resumed run may change the option.
 
     Returns: a dataclass field.
     """
@@ -78,7 +78,7 @@ def option(
 
 
 def of_class(options: type | None, where: str, taken: Collection[str] = frozenset(KEYWORDS)) -> dict[str, Option]:
-    """The options that a class declares, inherited ones included.
+    """The options that a class declares or inherits.
 
     Arguments:
         options: the class; None declares none.
@@ -200,8 +200,8 @@ def from_word(word: str, kind: Any) -> Any:
 
     Arguments:
         word: as it was typed.
-        kind: int, float, str, a Literal of texts, or a union of these, of which the first that fits is taken. None is
-            written "None".
+        kind: int, float, str, a Literal of texts, or a union of these. The first member of a union that fits is taken.
+            None is written "None".
 
     Raises: argparse.ArgumentTypeError, which says what is wrong with the word.
     """

@@ -1,7 +1,7 @@
-"""A folder in which every file is a method, a correction, a family of models or a data set, by its name.
+"""A folder in which every file defines a method, a correction, a family of models or a data set of the file's name.
 
 Nothing needs to be registered. `interface` and names with a leading underscore are helpers, not values.
-A file of a user's own may join from anywhere (fdg_jax.own_files).
+A user's own file, wherever it is, may join the folder (fdg_jax.own_files).
 """
 
 import hashlib
@@ -27,11 +27,11 @@ class OwnFile(NamedTuple):
         return hashlib.sha256(self.content).hexdigest()
 
 
-OWN: dict[str, OwnFile] = {}  # by the full names that their modules have
+OWN: dict[str, OwnFile] = {}  # by the full names of their modules
 
 
 class Loader(SourceLoader):
-    """Makes a module from bytes that were read before, so that the executed code is the code that was hashed."""
+    """Makes a module from bytes that have been read already, so that exactly the hashed code is executed."""
 
     def __init__(self, file: OwnFile):
         self.file = file
@@ -46,8 +46,8 @@ class Loader(SourceLoader):
 class Folder(NamedTuple):
     """A folder in which every file defines one value of an option.
 
-    package: such as fdg_jax.methods. what: what each file defines, such as "method". constant: the name of the file's
-        constant for it, such as METHOD. kind: the constant's type. aliases: other names, which a message may
+    package: such as fdg_jax.methods. what: what each file defines, such as "method". constant: the name of the constant
+        that a file must have, such as METHOD. kind: the constant's type. aliases: other names, which a message may
         suggest."""
 
     package: str
@@ -73,7 +73,7 @@ class Folder(NamedTuple):
         return found.path if found else f"{self.package.replace('.', '/')}/{name}.py"
 
     def join(self, name: str, file: OwnFile) -> None:
-        """Executes a file from elsewhere as one of this folder. Raises BadInput where it cannot be executed."""
+        """Executes a file from elsewhere as if it were in this folder. Raises BadInput where it cannot be executed."""
         module, loader = f"{self.package}.{name}", Loader(file)
         spec = spec_from_loader(module, loader)
         assert spec
@@ -100,7 +100,8 @@ class Folder(NamedTuple):
             raise BadInput(f"{self.shown(name)} cannot be imported: {sentence(error)} {way_out}") from error
 
     def find(self, name: Any) -> Any:
-        """The constant of the file of that name. Raises BadInput if the file is missing or contradicts itself."""
+        """The constant of the file of that name. Raises BadInput if the file is missing, or its parts contradict one
+        another."""
         known = self.names()
         if not isinstance(name, str) or name not in known:
             asked = did_you_mean(str(name), [*known, *self.aliases])

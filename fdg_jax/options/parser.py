@@ -36,7 +36,8 @@ class Help(argparse.HelpFormatter):
 
 
 def continued(command: str, width: int = 80) -> str:
-    """A command line for --help, indented. A long one is broken before a flag, with a backslash as in a shell."""
+    """A command line for --help, indented. A long command line is broken before a flag, with a backslash as in a
+    shell."""
     parts = re.split(r" (?=--)", command)
     lines = ["  " + parts[0]]
     for part in parts[1:]:

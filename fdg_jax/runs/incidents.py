@@ -1,6 +1,7 @@
-"""`incidents.jsonl`: values that were not finite, returns to a checkpoint. `stalls.jsonl`: operations without progress.
+"""`incidents.jsonl` lists non-finite values and rollbacks to a checkpoint. `stalls.jsonl` lists operations without
+progress.
 
-Their lines stay when `metrics.jsonl` is cut back.
+Both files keep their lines when `metrics.jsonl` is cut back.
 
 A file is created with its first line. Failures to write or read are ignored, since the run does not need these files.
 """

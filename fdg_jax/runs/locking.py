@@ -30,8 +30,8 @@ def holds_run(path: Path) -> bool:
 
 
 def resumes(path: Path) -> bool:
-    """The meaning of --resume auto for a directory: whether it holds a run to resume. Raises BadInput if it holds files
-    of a run without config.json."""
+    """Whether --resume auto resumes here: whether the directory holds a run. Raises BadInput if it holds files of a run
+    but no config.json."""
     if there(path / CONFIG):
         try:
             reading.config(path)
@@ -69,7 +69,7 @@ def check_place(path: Path) -> None:
 
 
 def check_content(path: Path, resume: bool) -> None:
-    """Raises BadInput if there is no run to resume, or if a new run would replace one."""
+    """Raises BadInput if there is no run to resume, or if a new run would replace another run."""
     if resume and not there(path / CONFIG):
         fact = f"--resume: {path} holds no run ({CONFIG} is not there)"
         raise BadInput(f"{fact}. Leave --resume out to start one. --resume auto resumes or starts one.")

@@ -11,7 +11,8 @@ PLAIN_SECONDS = 10.0  # between two plain lines
 class Progress:
     """Call show() after every dispatch, and say() for lines that stay. Use as a context.
 
-    name: of one of several runs in this process. Then only its own lines are shown, with the name in front.
+    name: the run's name if it is one of several in this process. Then only the lines of say() are shown, with the name
+        in front.
     """
 
     def __init__(self, steps: int, done: int, epochs: int, unit: str = "images", name: str = ""):
@@ -47,7 +48,7 @@ class Progress:
             self.say("  ".join(word for word in words if word))
 
     def epoch(self, epoch: int) -> str:
-        """Where the run is; "" where batches decide its length."""
+        """The epoch in words; "" if the run's length is given in batches."""
         return f"epoch {epoch}/{self.epochs}" if self.epochs else ""
 
     def say(self, line: str) -> None:

@@ -66,7 +66,8 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
 
 
 def with_code(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
-    """As `config`, but also loads the run's own files (fdg_jax.own_files). Raises BadInput if that is not allowed."""
+    """As `config`, but also loads the run's own files (fdg_jax.own_files). Raises BadInput if the user has not allowed
+    this."""
     own_files.load_of_run(run, config(run, absent))
     return config(run, absent)  # now with the options of these files
 
@@ -97,8 +98,8 @@ def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> N
 
 def events(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in the order of their steps. Each has its epoch, a learning rate with a training loss,
-    and a test loss with a test error. If there are very many, neighbours are merged (fdg_jax.runs.thinning). Raises
-    BadInput."""
+    and a test loss with a test error. If there are very many lines, neighbouring lines are merged
+    (fdg_jax.runs.thinning). Raises BadInput."""
     path, found = run / METRICS, {name: Thinned(name) for name in ("train_loss", "test_error_percent", "step")}
     for event in metrics(path):
         for name, where in (("epoch", "step"), ("learning_rate", "train_loss"), ("test_loss", "test_error_percent")):
@@ -143,8 +144,8 @@ def shown(value: Any) -> str:
 
 
 def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
-    """Returns the stored options of the run in `path` with the given ones that may change, and its config.json. Raises
-    BadInput for given options that contradict the stored ones."""
+    """Returns the options of the resumed run in `path`, and its config.json. The options are the stored ones, except
+    for given options that may change. Raises BadInput for given options that contradict the stored ones."""
     stored = with_code(path)
     values, before = {}, stored["asked"]
     for name, field in FIELDS.items():

@@ -1,8 +1,8 @@
-"""The files of a run directory: its options, what happened step by step, and the results.
+"""The files of a run directory: the run's options, its events step by step, and its results.
 
 `config.json` and `summary.json` appear completely or not at all. `metrics.jsonl` is passed to the system line by line,
-so that a killed process loses no line. It is flushed to the disk before a checkpoint with its number of lines gets its
-name. Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an
+so that a killed process loses no line. It is flushed to the disk before a checkpoint that records its number of lines
+is complete. Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an
 uninterrupted one.
 """
 
@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def there(path: Path) -> bool:
-    """Whether a path exists. Raises Unreadable if that cannot be seen, as in another user's folder."""
+    """Whether a path exists. Raises Unreadable if the system does not tell, as in another user's folder."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -139,8 +139,8 @@ NUMBERS = {**EVENT, "steps": (int, 0, 10**12), "epochs": (float, 0.0, 1e12), "se
 
 
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The event in a line, with the entries that this version knows. Raises BadInput for no event or an impossible
-    value, so that readers need not check."""
+    """The event in a line, with the entries that this version knows. Raises BadInput if the line is no event or has an
+    impossible value, so that readers need not check."""
     way_out = "Start a new run in another --run-dir."
     try:
         event = strict_json.parse(line)
@@ -199,7 +199,7 @@ def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[s
 
 def version(library: str) -> str | None:
     """The version of a library; None if it is not installed."""
-    try:  # this package imports this room
+    try:  # fdg_jax imports this module, so it is not imported here
         return sys.modules["fdg_jax"].__version__ if library == "fdg_jax" else metadata.version(library)
     except metadata.PackageNotFoundError:
         return None

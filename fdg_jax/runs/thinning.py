@@ -1,4 +1,5 @@
-"""Lines of metrics.jsonl in bounded memory. If there are very many, neighbours are merged; a curve looks the same."""
+"""Lines of metrics.jsonl in bounded memory. If there are very many lines, neighbours are merged. A curve looks the
+same."""
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ RANGE = "range of "  # with a name: an entry of merged lines only; no line of a 
 
 
 class Thinned:
-    """The lines that have a value `name`. The first line, the newest and that of the lowest value are never merged.
+    """The lines that have a value `name`. The first line, the newest line and the line with the lowest value are never
+    merged.
 
     name: the name of the value, such as "train_loss".
     """
@@ -41,7 +43,7 @@ class Thinned:
 
     @property
     def lines(self) -> list[Event]:
-        """The lines so far, in their order; all of them if they are fewer than MOST."""
+        """The lines so far, in their order. If there are fewer than MOST, no lines are merged."""
         first = [] if self.first is None else [self.first]
         rest = [merged(each, self.name) for each in (self.newest[:-1], self.newest[-1:]) if each]
         found = [*first, *self.between, *rest]
@@ -53,7 +55,7 @@ class Thinned:
 def merged(events: Sequence[Event], name: str) -> Event:
     """One line for neighbours: the last of them, with the means and the range of their values.
 
-    The mean of speeds is harmonic: it averages the times that batches took.
+    The mean of speeds is harmonic, since it averages the times that batches took.
     """
     if len(events) == 1:
         return events[0]

@@ -1,10 +1,9 @@
-"""The curves of a run in TensorBoard, and with `--track wandb,mlflow,trackio` in experiment trackers, through their own
-clients.
+"""The curves of a run in TensorBoard. With `--track wandb,mlflow,trackio` the trackers' own clients get them, too.
 
 The clients' own settings decide where the numbers go (a server, a folder, offline): `WANDB_MODE=offline`,
 `MLFLOW_TRACKING_URI`, ... A client that fails ends its curves with a warning and never ends a run. `tracking.json` in
-the run directory keeps the run's name in each tracker, so that a resumed run goes on there. A tracker cannot take
-points back, so batches repeated after a return to a checkpoint are not sent again.
+the run directory keeps the run's name in each tracker, so that a resumed run continues its curves. A tracker cannot
+take points back, so batches repeated after a return to a checkpoint are not sent again.
 """
 
 import importlib
@@ -138,7 +137,7 @@ class TensorBoard:
     def flush(self) -> None:
         """Brings the points so far to the disk. Errors are reported at the next point."""
         try:
-            for file in self.folder.glob(f"*.{os.getpid()}"):  # this process's; one per return to a checkpoint
+            for file in self.folder.glob(f"*.{os.getpid()}"):  # this process's files: one per return to a checkpoint
                 durable.flush_file(file)
             durable.flush_folder(self.folder)
         except OSError as error:
@@ -233,14 +232,14 @@ def asked(track: str | None) -> list[str]:
 
 
 def installed(name: str) -> bool:
-    """Whether a client can be imported. A folder named like it in the current directory, as wandb makes one, does not
-    count."""
+    """Whether a client can be imported. A folder of the same name in the current directory, such as wandb makes, does
+    not count."""
     found = importlib.util.find_spec(name)
     return found is not None and found.origin is not None
 
 
 def check(track: str | None) -> None:
-    """Raises BadInput for an unknown tracker, or one whose client is not installed."""
+    """Raises BadInput for an unknown tracker, or a tracker whose client is not installed."""
     for name in asked(track):
         if name not in CLIENTS:
             hint = did_you_mean(name, CLIENTS) or f" There are {', '.join(CLIENTS)}, and {OFF}."
@@ -251,7 +250,8 @@ def check(track: str | None) -> None:
 
 
 def opened(track: str | None, run: Path, config: Mapping[str, Any], resumed: bool) -> Trackers:
-    """The trackers in `track`, or by default those that the run had. Raises BadInput if one cannot be opened.
+    """The trackers in `track`; by default the trackers that the run had before. Raises BadInput if a tracker cannot be
+    opened.
 
     Arguments:
         run: the run directory, which exists. config: the content of its config.json.

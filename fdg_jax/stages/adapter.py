@@ -1,5 +1,6 @@
-"""Makes stages of modules as they come: with other names of the training switch, with several inputs, with auxiliary
-outputs, or as plain functions. `stage` and `from_functions` say in a line what a wrapper class would say in ten.
+"""Makes stages of modules that were not written as stages: with other names of the training switch, with several
+inputs, with auxiliary outputs, or as plain functions. `stage` and `from_functions` replace a wrapper class of ten lines
+by one line.
 """
 
 import inspect
@@ -21,8 +22,8 @@ Tree = Any
 
 
 class Call(NamedTuple):
-    """How an `Adapted` calls its module. tells: whether it sets the switches that nobody else sets. The other fields
-    are the arguments of `stage`."""
+    """How an `Adapted` calls its module. tells: whether it sets the training switches that nobody else sets. The other
+    fields are the arguments of `stage`."""
 
     tells: bool
     switch: tuple[tuple[str, bool | None], ...]
@@ -45,25 +46,26 @@ def stage(
 ) -> nn.Module:
     """Makes a stage, or a block, of a module that was not written for this library. Its variables keep their names.
 
-    The switches `train`, `training`, `is_training`, `deterministic` and `use_running_average` of the module and of all
-    its parts are set, whether they are arguments or fields, unless the module sets them itself; so
+    It sets the switches `train`, `training`, `is_training`, `deterministic` and `use_running_average` of the module and
+    of all its parts, arguments and fields alike. A switch that the module sets itself is left alone. So
     `stage(nn.Sequential([nn.Dense(8), nn.BatchNorm(), nn.Dropout(0.1)]))` needs nothing else. `init` refuses a module
     with a switch that cannot be reached: a field that `setup` has read, or a static argument within nn.remat.
 
     Arguments:
         module: a linen module, or what `fdg_jax.from_nnx` takes.
-        switch: a switch of another name, with its value in training, such as {"testing": False}; or the name of a
-            switch, such as "train", that is to be set although the module was made with a value for it.
-        inputs: which entries of the message, a dictionary, the module takes: one name; several, by position; or
-            {argument: name}. By default it takes the message as it is.
+        switch: a switch of another name, with its value in training, such as {"testing": False}. Or the name of a
+            switch, such as "train", which is then set even if the module was made with a value for it.
+        inputs: the entries of the message (a dictionary) that the module takes: one name; several names, in the order
+            of its arguments; or {argument: name}. By default the module takes the whole message.
         output: the name of the module's output in the message to the next stage. With `carry`, it is by default the
             name of the module's first input.
         carry: the entries of the message that go on to the next stage untouched, such as ("mask",).
-        aux: for a module that returns (y, aux). "loss" adds the sum of aux to the loss; a number does so with this
-            weight; "metric" reports aux in `Metrics.metrics`, a number as "aux" and a dictionary of numbers under its
-            names; "drop" drops it.
-        rngs: random streams that the module asks for with `has_rng` first; or {argument: stream} for arguments of its
-            call that take a key. In evaluation such an argument is None, and there is no such stream.
+        aux: for a module that returns (y, aux). "loss" adds the sum of aux to the loss. A number is the weight of this
+            sum. "metric" reports aux in `Metrics.metrics`: a number as "aux", a dictionary of numbers under its keys.
+            "drop" discards aux.
+        rngs: names of random streams that the module draws from only if `has_rng` finds them. Or {argument: stream},
+            for arguments of its call that take a key. In evaluation these streams do not exist, and these arguments are
+            None.
 
     Returns: a linen module with `__call__(x, train)`.
 
@@ -115,7 +117,7 @@ class Adapted(Around):
 
     @property
     def stays(self) -> bool:
-        """Whether nothing in the module is set for training, because `stage` was told so."""
+        """Whether the caller of `stage` has asked that no switch is set."""
         return not self.how.tells
 
     def __call__(self, x: Any, train: bool) -> Any:
@@ -148,15 +150,15 @@ class Adapted(Around):
         return y if how.output is None else {**{name: x[name] for name in how.carry}, how.output: y}
 
     def switches(self, module: nn.Module) -> Iterable[tuple[str, bool | None]]:
-        """(name, value in training) of each switch of the module itself that is set: those that `stage` was told; by
-        default its arguments for which no field has a value, and its fields that have their defaults."""
+        """(name, value in training) of each switch to set in the module itself. These are the switches given to
+        `stage`. By default they are the usual switches, except fields that differ from their defaults."""
         if self.how.switch or not self.how.tells:
             return self.how.switch
         fields, kind = vars(module), type(module)
         return [each for each in SWITCHES.items() if fields.get(each[0]) == getattr(kind, each[0], None)]
 
     def without_aux(self, result: Any) -> Any:
-        """y of a module's (y, aux). The rest is sown as `aux` says."""
+        """Returns y of a module's (y, aux). Sows or discards aux, as the argument `aux` of `stage` says."""
         if not isinstance(result, tuple):
             fact = f"aux={self.how.aux!r}, but {name_of(self)} does not return a tuple (y, aux)"
             raise BadInput(f"{fact}. Leave aux out.")
@@ -174,9 +176,9 @@ def from_functions(init: Callable[..., Tree], apply: Callable[..., Tree], state:
 
     Arguments:
         init: (key, x) -> the parameters, a tree; or, with `state`, (parameters, state).
-        apply: (parameters, x) -> y; or, with `state`, (parameters, state, x) -> (y, state). If it has an argument `key`
-            or `rng`, it gets a random key in training, and None in evaluation. If it has an argument `train`, or a
-            switch of another usual name, that is set.
+        apply: (parameters, x) -> y; or, with `state`, (parameters, state, x) -> (y, state). An argument `key` or `rng`
+            gets a random key in training, and None in evaluation. An argument `train`, or a switch of another usual
+            name, is set.
         state: whether there is a state beside the parameters, such as batch statistics. It is kept in training.
 
     Returns: a linen module with `__call__(x, train)`.
@@ -211,13 +213,13 @@ class FromFunctions(nn.Module):
         return y
 
     def kept(self, kind: str, make: Callable[[], Tree]) -> Tree:
-        """The variables of this kind: a dictionary's entries under their names, any other tree as one variable."""
+        """The variables of this kind. A dictionary's entries keep their names; any other tree is one variable."""
         names = as_names(make()) if self.is_initializing() else self.variables.get(kind, {})
         got = {name: self.variable(kind, name, lambda name=name: names[name]).value for name in names}
         return got[WHOLE] if {*got} == {WHOLE} else got
 
 
-WHOLE = "whole tree"  # the name of variables that are no dictionary
+WHOLE = "whole tree"  # the name of a tree of variables that is no dictionary
 
 
 def as_names(tree: Tree) -> Mapping[str, Tree]:

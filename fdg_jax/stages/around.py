@@ -1,4 +1,4 @@
-"""Modules around another one, whose variables keep their names: what `fdg_jax.stage` and `fdg_jax.tie` return."""
+"""Modules that wrap another module and keep the names of its variables. `fdg_jax.stage` and `fdg_jax.tie` make them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,31 +9,31 @@ Path = tuple[Any, ...]  # of a module or an array in nested dictionaries of vari
 
 
 class Held:
-    """A module in a field of another one, whose submodule it is not."""
+    """Holds a module in a field of another module without making it a submodule."""
 
     def __init__(self, module: nn.Module):
         self.module = module
 
 
 class Around(nn.Module):
-    """A module around another one, whose variables it has under the same names."""
+    """A module that wraps another one. The inner module's variables keep their names."""
 
     held: Held
     passes_train_on = True  # hands `train` to its parts, and does nothing else with it
 
     @property
     def inner(self) -> nn.Module:
-        """The other module, for a call."""
+        """The inner module, for one call."""
         return self.held.module.clone(parent=self.scope)
 
 
 def name_of(module: nn.Module) -> str:
-    """The name of a module's class; for a module around another one, that of the inner module."""
+    """The name of a module's class; for a wrapper, that of the inner module."""
     return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__
 
 
 def found(tree: Any, path: Path) -> Any:
-    """What lies in nested dictionaries at a path; None if nothing does."""
+    """The entry at a path in nested dictionaries; None if there is no entry."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree

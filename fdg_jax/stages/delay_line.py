@@ -1,12 +1,13 @@
 """The whole pipeline on one device, at the speed of BP.
 
-Count by batches instead of ticks: when batch b passes stage k, the stage's weights contain exactly the gradients of the
-batches up to b-1-D, where D is the schedule's `delays`. So a pipeline with stashed weights *is* BP on each batch, with
-a delay line of length D for each stage's gradients before its optimizer. That holds for FDG and for every method whose
-gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
+Count batches instead of ticks. When batch b passes stage k, the stage's weights contain exactly the gradients of the
+batches up to b-1-D. Here D is the stage's entry in the schedule's `delays`. So a pipeline with stashed weights equals
+BP on each batch with a delay line of length D between each stage's gradients and its optimizer. This holds for FDG and
+for every method whose gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
 
-This module has this as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU, the
-delay-line engine is the host loop with BP's schedule and delayed stages (fdg_jax.engine.host_engine says why).
+This module has the delay line as pure functions for accelerators, where `lax.scan` trains many batches in one dispatch.
+On a CPU, the delay-line engine is the host loop with BP's schedule and delayed stages (fdg_jax.engine.host_engine says
+why).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ Tree = Any
 
 
 class Gradient(NamedTuple):
-    """A gradient; or a ring of them, the delay line of a stage, with leaves [slots(D), ...].
+    """A gradient. A stage's delay line is a ring buffer of gradients: a `Gradient` with leaves [slots(D), ...].
 
     grads: the gradient.
-    version: the weight version at which it was taken, int32.
+    version: the weight version at which the gradient was taken, int32.
     then: the weights of that version, if a correction needs them, else ().
     """
 
@@ -48,7 +49,7 @@ class LineOptions(NamedTuple):
     mean: whether these gradients are averaged instead of summed.
     dtype: the dtype of waiting gradients; None keeps their own.
     keep_weights: whether the weights of the forward pass wait beside every gradient, even if no correction needs them.
-    packings: for each stage, how a waiting `Gradient` is packed, so that few programs write it; None: it is not.
+    packings: for each stage, how a waiting `Gradient` is packed into few arrays; None: not packed.
     """
 
     delays: Sequence[int]
@@ -68,7 +69,7 @@ class LineOptions(NamedTuple):
         return self.packings[i].unpack(waiting) if self.packings else waiting
 
     def rings(self, change: Callable[[int, Tree], Tree], run: DelayState) -> DelayState:
-        """The state of a run with `pack` or `unpack` done to the gradients in its rings."""
+        """The state of a run after `change` (`pack` or `unpack`) is applied to the gradients in its rings."""
         changed = [jax.vmap(partial(change, i))(line) if D else line
                    for i, (D, line) in enumerate(zip(self.delays, run.lines, strict=True))]  # fmt: skip
         return run._replace(lines=tuple(changed))
@@ -79,7 +80,7 @@ class Sum(NamedTuple):
 
     grads: their sum.
     summed: their number, int32.
-    since: the oldest weight version at which one was taken, int32.
+    since: the oldest weight version at which one of the gradients was taken, int32.
     """
 
     grads: Tree
@@ -119,8 +120,8 @@ class Progress(NamedTuple):
 class Passed(NamedTuple):
     """What a stage keeps of a batch between its forward and its backward pass.
 
-    closure, x: its VJP closure and its inputs.
-    extra: its collections after the forward pass.
+    closure, x: the stage's VJP closure and inputs.
+    extra: the stage's collections after the forward pass.
     params: the weights of the forward pass.
     """
 
@@ -165,8 +166,8 @@ def start_stage(state: StageState, lines: LineOptions, i: int) -> tuple[StageSta
 def slots(D: int) -> int:
     """The length of a ring in which D gradients wait.
 
-    A new one is written before the oldest is read, so there is one slot more. If it took the slot of the oldest, XLA
-    would copy the whole ring at every batch, since it does not know that the read comes first.
+    A new gradient is written before the oldest is read, so there is one slot more. With D slots, the new gradient would
+    overwrite the oldest. XLA does not know that the read comes first, so it would copy the whole ring at every batch.
     """
     return D + 1 if D else 0
 
@@ -209,8 +210,8 @@ class Used(NamedTuple):
 
     at: the stage's `Progress` afterwards.
     line: the delay line afterwards.
-    late: that gradient. due: whether it was used; while the line fills, no gradient is.
-    changes: what was added to the weights; zeros if nothing was.
+    late: the gradient that came out. due: whether it was used; none is used while the line fills.
+    changes: what was added to the weights; zeros without an update.
     """
 
     at: Progress
@@ -223,14 +224,14 @@ class Used(NamedTuple):
 def use(
     lines: LineOptions, i: int, at: Progress, line: Any, new: Gradient, batch: jax.Array, **extra: Any
 ) -> Used:
-    """Puts a gradient into the delay line of stage k = i + 1, and uses the one that comes out.
+    """Puts a gradient into the delay line of stage k = i + 1, and uses the gradient that comes out.
 
     Arguments:
         lines: what does not change.
         at: the stage's `Progress` before.
         line: its delay line; () is enough where D is 0.
         new: the gradient.
-        batch: the number of its batch since the lines were empty, from 1.
+        batch: the number of the gradient's batch since the lines were empty, from 1.
         extra: further arguments of the optimizer.
     """
     rule, D, late, due = lines.rules[i], lines.delays[i], new, jnp.asarray(True)
@@ -269,7 +270,7 @@ def use_late(
 def update_where(
     whole: jax.Array, rule: UpdateRule, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, **extra: Any
 ) -> tuple[Progress, Tree]:
-    """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one.
+    """Where `whole` is true, updates the stage: by the gradient, or by the gradient sum if there is a sum.
 
     Returns: (the stage's `Progress`, what was added to its weights).
     """
@@ -295,7 +296,8 @@ def backward(
 ) -> DelayState:
     """One batch backward through all stages; applies the gradients that come out of the delay lines.
 
-    Stage k applies the gradient of batch b-D. For b <= D (the fill) nothing changes its weights, not even weight decay.
+    Stage k applies the gradient of batch b-D. For b <= D (the fill) the weights of stage k do not change, not even by
+    weight decay.
 
     Arguments:
         functions: of each stage.

@@ -1,6 +1,6 @@
-"""Saves a stage in a checkpoint and restores it: everything is plain arrays, as {path: array}.
+"""Saves a stage for a checkpoint, as plain arrays {path: array}, and restores it.
 
-A VJP closure is not stored. It is made again by replaying the forward pass that it comes from, which is exact.
+A VJP closure is not stored. Restoring replays the forward pass that made the closure, which gives the same bits.
 """
 
 import copy
@@ -23,12 +23,13 @@ Tree = Any
 
 
 class Stash(NamedTuple):
-    """What a stage keeps of a batch until the gradient arrives. In saved states its name is memo.
+    """What a stage keeps of a batch until the gradient arrives. Saved states call it "memo".
 
     batch: the batch's number.
     closure: the VJP closure, which holds the activations only.
     params, x: the weights and the inputs of the forward pass; references, not copies.
-    extra: the other collections before the forward pass. With params and x, they suffice to replay it.
+    extra: the other collections before the forward pass. Together with params and x, these suffice to replay the
+        forward pass.
     version: how many updates the stage had made before the forward pass.
     labels: the labels, if the stage has a loss; else None.
     """
@@ -45,7 +46,7 @@ class Stash(NamedTuple):
 class Checkpointed:
     """The part of a stage (fdg_jax.stages.stage.Stage) that saves and restores it.
 
-    A method whose stages keep something else than a `Stash` overrides `saved_stashes` and `restored_stash`.
+    If a method's stages do not keep a `Stash`, they override `saved_stashes` and `restored_stash`.
     """
 
     spec: Spec
@@ -71,10 +72,11 @@ class Checkpointed:
     def saved(self) -> dict[str, Any]:
         """Everything that a resumed run needs of this stage, as {path: array}.
 
-        Arrays may not be computed yet. None of them is donated later: arrays that would be are copied here.
+        The arrays may still be unfinished. No later program donates them: arrays that the stage will donate are copied
+        here.
         """
         of_params = self.layout.params
-        # The next update donates these.
+        # The next update donates these, so they are copied.
         opt_state, own, summed = self._copy((self.state.opt_state, self.state.own, self.sum))
         line = [grads for grads, *_ in self.line]
         if self.accumulate > 1:  # the next addition donates its first argument
@@ -92,7 +94,7 @@ class Checkpointed:
         return flat | self.saved_stashes()
 
     def saved_weights(self, weights: Mapping[int, Tree]) -> dict[str, Any]:
-        """The weights of each version, once, however many stashes refer to them."""
+        """The weights of each version. A version is saved once, however many stashes refer to it."""
         flat: dict[str, Any] = {}
         for version, params in weights.items():
             flat |= states.flatten(self.layout.params.unpack_now(params), f"weights/{version}/")
@@ -145,7 +147,8 @@ class Checkpointed:
             self.stashes.append(self.restored_stash(batch, flat))
 
     def restored_stash(self, batch: int, flat: Mapping[str, Any]) -> Any:
-        """The stash of a batch, its closure made by replaying the forward pass: equal to the saved one in every bit."""
+        """The stash of a batch. Its closure is made by replaying the forward pass, so that every bit is as in the saved
+        stash."""
         version = number(flat, f"memo/{batch}/version")
         params = self.restored_weights(version, flat)
         extra = self.restored_packed(self.layout.extra, flat, f"memo/{batch}/extra")
@@ -161,7 +164,7 @@ class Checkpointed:
         return Stash(batch, closure, params, extra, x, version, labels)
 
     def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:
-        """The weights of a version. Stashes and gradients that shared them before share them again."""
+        """The weights of a version. Stashes and gradients that shared weights before share them again."""
         known = [(stash.version, stash.params) for stash in self.stashes if hasattr(stash, "params")]
         known += [(version, then) for _, version, then in self.line if then is not None]
         shared = next((params for found, params in known if found == version), None)

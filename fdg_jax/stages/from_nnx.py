@@ -1,8 +1,8 @@
-"""Turns a flax.nnx module into a linen module, as stages and blocks are; has the checks that need flax.nnx, too.
+"""Turns a flax.nnx module into a linen module, so that it can be a stage or a block. Also has the checks that need nnx.
 
-`flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two faults that nobody would notice. It
-does not switch between training and evaluation, so dropout stays on. If no random key is passed to it, it drops the
-same units in every step. `from_nnx` passes `train` on and uses a key for every random stream of the module.
+`flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two silent faults. It does not switch
+between training and evaluation, so dropout stays on in evaluation. Without a random key, it drops the same units in
+every step. `from_nnx` passes `train` on and gives every random stream of the module a key.
 """
 
 import dataclasses
@@ -32,23 +32,24 @@ WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` 
 def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Makes a stage, or a block, of a flax.nnx module.
 
-    In training the module is as after `module.train()`, in evaluation as after `module.eval()`: then `nnx.Dropout` is
-    off and `nnx.BatchNorm` uses running averages. Switches that `__call__` takes, such as `train`, are set, too. Every
-    random stream gets another key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
-    `Pipeline.params`. `nnx.BatchStat` is "batch_stats". Variables of any other type are a collection of their own,
-    which is kept from step to step. What the module sows as "losses" is minimised; other sown values are dropped.
+    In training the module is as after `module.train()`. In evaluation it is as after `module.eval()`: `nnx.Dropout` is
+    off, and `nnx.BatchNorm` uses running averages. Switches that `__call__` takes, such as `train`, are set, too. Every
+    random stream gets a new key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
+    `Pipeline.params`. `nnx.BatchStat` variables are "batch_stats". Variables of any other type form a collection of
+    their own, which is kept from step to step. What the module sows as "losses" is minimised; other sown values are
+    dropped.
 
     Arguments:
-        make: the module's class, or a function that makes it; it gets args, kwargs and `rngs`, an `nnx.Rngs`, so that
-            the initial weights depend on the key of `Pipeline.init`. Or an existing module, whose weights become the
-            initial ones.
+        make: the module's class, or a function that makes the module. It is called with args, kwargs and `rngs`, an
+            `nnx.Rngs`, so that the initial weights depend on the key of `Pipeline.init`. Or an existing module, whose
+            weights become the initial weights.
         args, kwargs: the arguments of `make`.
 
     Returns: a linen module with `__call__(x, train)`.
 
     Raises:
-        BadInput: `make` is something else. `Pipeline.init` raises it for a module that cannot be used: one whose
-            `__call__` needs `rngs`, or that changes its batch statistics in evaluation, too.
+        BadInput: `make` is something else. `Pipeline.init` raises it for a module whose `__call__` needs `rngs`, or
+            that changes its batch statistics in evaluation.
 
     Example: `from_nnx(nnx.Linear, 8, 64)`
     """
@@ -126,7 +127,8 @@ class FromNNX(nn.Module):
         return y
 
     def values(self, shapes: Any) -> dict[str, dict[str, Any]]:
-        """The module's variables as nested dictionaries by collection, as linen keeps them; in init, the initial ones.
+        """The module's variables as linen keeps them: nested dictionaries by collection. During init, these are the
+        initial variables.
 
         shapes: the state of the module, as shapes.
         """
@@ -144,14 +146,14 @@ class FromNNX(nn.Module):
         return {kind: {name: variable(kind, name) for name in names} for kind, names in places.items()}
 
     def key(self, stream: str, train: bool) -> jax.Array:
-        """The key of a random stream in this step; an arbitrary key where the module may not draw from it."""
+        """The key of a random stream in this step. If the module may not draw from the stream, the key is arbitrary."""
         if stream == "params" or not (train or self.has_rng(stream)):
             return jax.random.key(0)
         key = self.make_rng(stream)
         return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
     def run(self, module: Any, train: bool, given: list[Any], named: dict[str, Any]) -> Any:
-        """Calls the module in training or in evaluation mode. The losses that it sows are sown in linen."""
+        """Calls the module in training or in evaluation mode. Losses that the module sows are sown again in linen."""
         parameters = inspect.signature(type(module).__call__).parameters
         if "rngs" in parameters and parameters["rngs"].default is inspect.Parameter.empty:
             fact = f"{type(module).__name__}.__call__ has an argument `rngs` without a default, which nobody sets"
@@ -166,7 +168,8 @@ class FromNNX(nn.Module):
         return y
 
     def keep(self, module: Any, before: Mapping[Any, Any], train: bool) -> None:
-        """Puts what the call has changed into linen's collections. before: the values of the state before the call."""
+        """Copies the variables that the call has changed into linen's collections. before: the values of the state
+        before the call."""
         after, who = [], type(module).__name__
         for at, leaf in nnx.to_flat_state(nnx.state(module)):
             if at not in before:
@@ -190,7 +193,7 @@ class FromNNX(nn.Module):
                     self.put_variable(kind, name, value)
 
     def refuse(self, who: str, fact: str) -> None:
-        """Raises BadInput for what a module does in evaluation."""
+        """Raises BadInput. fact: what the module does in evaluation."""
         raise BadInput(
             f"{who} {fact} in evaluation, too. module.eval() sets `deterministic` and `use_running_average` of all its "
             "modules: use these fields, or give __call__ an argument `train`."
@@ -199,8 +202,9 @@ class FromNNX(nn.Module):
 
 @contextmanager
 def all_told(module: Any) -> Iterator[None]:
-    """While a module is trained, refuses calls in which the default of an argument keeps a part in evaluation mode.
-    module.train() sets fields only. `__call__` is patched, as nnx has nothing like flax.linen.intercept_methods."""
+    """While a module is trained, refuses calls in which the default of an argument keeps a part in evaluation mode,
+    since module.train() sets fields only. `__call__` is patched, as nnx has nothing like
+    flax.linen.intercept_methods."""
     looks = True
 
     def watch(call: Callable) -> Callable:
@@ -234,7 +238,7 @@ def place(at: tuple[Any, ...], leaf: Any) -> Path:
     kind = "params" if isinstance(leaf, nnx.Param) else "batch_stats" if isinstance(leaf, nnx.BatchStat) else "arrays"
     if kind == "arrays" and isinstance(leaf, nnx.Variable):
         kind = nnx.variable_name_from_type(type(leaf), allow_register=True)
-    return (kind, str(at[0]), *at[1:])  # whole numbers stay so, as nnx.update wants them
+    return (kind, str(at[0]), *at[1:])  # integers stay integers, as nnx.update needs them
 
 
 def nested(leaves: Any) -> dict[str, dict[str, Any]]:
@@ -243,13 +247,13 @@ def nested(leaves: Any) -> dict[str, dict[str, Any]]:
 
 
 def made(make: Callable[[nnx.Rngs], Any], rngs: nnx.Rngs) -> Any:
-    """The nnx module. The names of its arrays' axes are kept as they are: the pipeline says where the arrays lie."""
+    """The nnx module. The names of its arrays' axes are only kept, since the pipeline decides where the arrays lie."""
     with nnx.use_eager_sharding(False):
         return make(rngs)
 
 
 def boxed(leaf: Any) -> Any:
-    """The value of a leaf of an nnx state, with the names of its axes as linen has them, if it has names."""
+    """The value of a leaf of an nnx state. If its axes have names, the value is boxed with the names, as in linen."""
     names = leaf.get_metadata().get("out_sharding") if isinstance(leaf, nnx.Variable) else None
     return nn.Partitioned(raw(leaf), tuple(names)) if names else raw(leaf)
 
@@ -260,7 +264,7 @@ def raw(leaf: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the very same arrays; if so, nobody has set the variable that holds them."""
+    """Whether two values are the same array objects. If they are, the variable was not set in between."""
     one, other = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(one) == len(other) and all(x is y for x, y in zip(one, other, strict=True))
 
@@ -273,7 +277,7 @@ def keys_like(leaf: Any, key: jax.Array) -> jax.Array:
 
 def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
     """For flax.linen.intercept_methods: raises BadInput for a `flax.nnx.bridge.ToLinen` around a module that differs
-    between training and evaluation, unless an argument of the call says which of the two it is."""
+    between training and evaluation, unless an argument of the call selects the mode."""
     bridge = context.module
     told = {*SWITCHES, "rngs"} & kwargs.keys()
     if isinstance(bridge, nnx.bridge.ToLinen) and context.method_name == "__call__" and not told:
@@ -291,12 +295,12 @@ def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, contex
 def check_shared(
     owners: dict[int, tuple[Any, str]], who: str, module: nn.Module, variables: Mapping[str, Tree]
 ) -> None:
-    """Raises BadInput for weights that two stages would share: plain Flax has them once, but every stage would train a
-    copy of its own. Within a stage they stay shared.
+    """Raises BadInput if two stages share weights. Plain Flax has shared weights once, but here every stage would train
+    its own copy. Sharing within a stage is allowed.
 
     Arguments:
-        owners: {id of a module, or of an nnx variable, in earlier stages: (its owner, the stage in words)}. Those of
-            this stage are added.
+        owners: {id of a module, or of an nnx variable, in earlier stages: (its owner, the stage in words)}. This
+            stage's entries are added.
         who: the stage, in words.
         module, variables: the stage's module, and its Flax variables.
     """

@@ -1,6 +1,6 @@
 """A Flax module as pure functions: forward pass, backward pass, evaluation. Engines and methods share them.
 
-What a gradient does to the weights is in fdg_jax.stages.update.
+fdg_jax.stages.update applies gradients to the weights.
 """
 
 import zlib
@@ -32,8 +32,8 @@ class StageState(NamedTuple):
     """Everything of a stage that training changes.
 
     params: the weights.
-    extra: the module's other collections ("batch_stats", ...). If the module draws random numbers (dropout) also "rng",
-        a key that every forward pass splits. What the module sows is not kept.
+    extra: the module's other collections ("batch_stats", ...). For a module that draws random numbers (dropout), also
+        "rng", a key that every forward pass splits. Sown values are not kept.
     opt_state: the state of the optimizer. `UpdateRule.start` makes this and `correction`.
     own: what a method adds to the stage, beside the network (a synthesizer, feedback weights).
     correction: the state of the correction of late gradients.
@@ -51,7 +51,7 @@ class ComputeOptions(NamedTuple):
 
     precision: the dtypes that it computes in.
     remat: whether the backward pass recomputes the activations, so that the VJP closure holds none.
-    streams: the random streams that the module asks for, if it draws random numbers at all.
+    streams: the random streams that the module draws from, if it draws random numbers.
     sows: whether the module sows losses in training.
     draws: whether the module draws random numbers in evaluation, too.
     loss_draws: whether the stage has a loss that takes a random key.
@@ -76,7 +76,7 @@ class Spec(NamedTuple):
     optimizer: the user's optax chain, with what the correction adds to it.
     loss: the user's loss(outputs, labels) -> scalar, or loss(outputs, labels, key) if `compute.loss_draws`. Stage K
         computes it; a method may use it in other stages, too.
-    report: the user's loss unchanged; it returns the loss of a batch or (loss, {name: number}).
+    report: the user's unchanged function, which returns the loss of a batch or (loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
     outputs, labels, value, reported: the outputs of stage K, the labels, the loss, and the result of `report`.
@@ -86,7 +86,7 @@ class Spec(NamedTuple):
     guard: whether updates with non-finite gradients are refused.
     norms: whether gradients are measured.
     correction: what is done about late gradients.
-    ema: the share of the average of the stage's weights that an update keeps; None: there is no average.
+    ema: the decay of the exponential moving average of the stage's weights; None: no average is kept.
     """
 
     k: int
@@ -126,9 +126,10 @@ class Functions(NamedTuple):
     forward(params, extra, x, labels) -> (messages, extra, closure): in training mode. messages: {"x": outputs}, or
         {"loss": what the loss function returned} for stage K. closure: the VJP closure, without params and x, which
         `backward` takes again.
-    backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
-        the cotangent of the outputs; None stands for the loss's own cotangent, 1.
-    outputs(params, extra, x, key=None) -> y: in evaluation mode, without the loss. key: for a module that draws there.
+    backward(closure, params, x, dy) -> (grads, dx): uses the activations in the closure and the given weights. dy: the
+        cotangent of the outputs; None stands for the loss's own cotangent, 1.
+    outputs(params, extra, x, key=None) -> y: in evaluation mode, without the loss. key: a random key, for a module that
+        draws in evaluation.
     """
 
     forward: Callable[..., tuple[dict[str, Tree], Tree, Any]]
@@ -155,8 +156,9 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
 def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
     """Flax variables without the collections that the module has sown.
 
-    By default `sow` appends to a tuple, so a sown value is a tuple of one after `init`, and longer after every call. A
-    module's own tuple keeps its length. again: returns the variables after another call.
+    By default `sow` appends to a tuple, so a sown value is a tuple with one entry after `init`, and with more entries
+    after every call. Any other tuple of the module keeps its length; this tells the two apart. again: returns the
+    variables after another call.
     """
 
     def tuples(collection: Tree) -> bool:
@@ -176,12 +178,12 @@ def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
 
 
 def stream_key(key: Array, stream: str) -> Array:
-    """The key of a random stream in one forward pass. key: of the stage's forward pass; dropout gets it unchanged."""
+    """The key of a random stream in one forward pass. key: that of the forward pass, which dropout gets unchanged."""
     return key if stream == DROPOUT else jax.random.fold_in(key, zlib.crc32(stream.encode()))
 
 
 def raw_key(key: Array) -> Array:
-    """The data of a random key as a stage keeps them: uint32, in the shape of JAX's default implementation.
+    """The data of a random key, as a stage keeps it: uint32, in the shape of JAX's default implementation.
 
     If the key's own implementation has another shape, bits are drawn from the key.
     """
@@ -191,7 +193,7 @@ def raw_key(key: Array) -> Array:
 
 
 def drawing_key(key: Array) -> Array:
-    """The `raw_key` that a stage's modules draw from at first. key: the stage's random key."""
+    """The first `raw_key` from which a stage's module draws. key: the stage's random key."""
     return raw_key(jax.random.fold_in(key, 1))
 
 
@@ -206,8 +208,8 @@ def make_apply(
     """Makes apply(params, extra, x, train, key=None) -> (y, extra) of a module.
 
     params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes. In training,
-    where the module sows losses, extra[LOSSES] is their sum, float32 []; where the stage's loss takes a random key,
-    extra[LOSS_KEY] is (key,). key: of the stage in an evaluation.
+    if the module sows losses, extra[LOSSES] is their sum, float32 []. If the stage's loss takes a random key,
+    extra[LOSS_KEY] is (key,). key: the stage's random key in an evaluation.
     """
 
     def apply(params, extra, x, train: bool, key: Any = None):
@@ -216,8 +218,8 @@ def make_apply(
         given, named = arguments(module, x, train)
         variables = {"params": params, **collections}
         if not train:
-            # A module may write into a collection of its own (to count its calls, say); in evaluation that is dropped.
-            # Batch statistics are not writable: Flax then refuses a layer that does not know that it is evaluated.
+            # A module may write into a collection of its own (to count its calls, say); in evaluation these writes are
+            # dropped. Batch statistics are not writable, so Flax refuses a layer that still updates them in evaluation.
             writable = [name for name in collections if name != "batch_stats"]
             rngs = keys(key) if compute.draws and key is not None else None
             y = module.apply(variables, *given, mutable=writable or False, rngs=rngs, **named)
@@ -287,7 +289,7 @@ def metrics_of(report: Tree) -> dict[str, Array]:
 
 
 def add_sown(value: Array, sown: Array | None) -> Array:
-    """The number that a stage with a loss minimises. sown: the losses that its module has sown, or None."""
+    """The number that a stage with a loss minimises. sown: the losses that the stage's module has sown, or None."""
     return value if sown is None else value + sown.astype(value.dtype)
 
 
@@ -312,7 +314,7 @@ def make_functions(
         outputs: the stage in evaluation mode, as `make_outputs` makes it.
         loss_dtype: the dtype of the value, if it is a loss.
         compute: how the stage computes.
-        weights: the stage's params -> those that the objective takes; by default `compute.precision.weights`.
+        weights: turns the stage's params into those that the objective takes; by default `compute.precision.weights`.
 
     Returns: the functions.
     """

@@ -1,4 +1,4 @@
-"""The state of a user's own optimizer within that of a stage: shown as optax has it, and its hyperparameters set.
+"""Finds the state of the user's optimizer in the state of a stage, and sets hyperparameters in it.
 
 A compiled update holds the numbers that an optimizer was made with. `optax.inject_hyperparams` keeps them in the
 optimizer's state instead, where they can be changed between two updates without compiling anything again.
@@ -21,8 +21,8 @@ WAY_OUT = "Give the pipeline optax.inject_hyperparams(optax.adamw)(learning_rate
 
 
 def of_user(opt_state: Tree) -> Tree:
-    """The state of the chain that the user gave, without what a correction (`Correction.around`) and the update rule
-    put around it."""
+    """The state of the user's optax chain, without the states that a correction (`Correction.around`) and the update
+    rule add."""
     chain = unwrapped(opt_state)
     named = lambda each: isinstance(each, dict) and each.keys() == {OF_OPTIMIZER}  # noqa: E731
     found = [each for each in jax.tree.leaves(chain, is_leaf=named) if named(each)]
@@ -30,7 +30,7 @@ def of_user(opt_state: Tree) -> Tree:
 
 
 def with_values(opt_state: Tree, values: Mapping[str, Any], k: int) -> Tree:
-    """The state of stage k's optimizer with other values of injected hyperparameters, wherever they stand in it.
+    """The state of stage k's optimizer with new values of injected hyperparameters, wherever they are in the state.
 
     Raises:
         BadInput: the optimizer has no such hyperparameter, it follows a schedule, or a value has another shape.
@@ -55,7 +55,7 @@ def with_values(opt_state: Tree, values: Mapping[str, Any], k: int) -> Tree:
 
 
 def filled(name: str, old: Any, value: Any) -> jax.Array:
-    """A value in the shape and dtype of the one that it replaces. Raises BadInput if it has another shape."""
+    """A value in the shape and dtype of the one that it replaces. Raises BadInput if the value has another shape."""
     try:
         return jnp.full_like(old, value)
     except (TypeError, ValueError):

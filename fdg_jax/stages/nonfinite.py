@@ -1,9 +1,9 @@
 """What a guarded stage (fdg_jax.stages.update) does about a NaN or an infinity.
 
-A batch that spoils a gradient often spoils the running statistics of its forward passes too, and no later update would
-mend these. So a guard refuses new statistics as well. After a refused update the weights, the moments and their counts
-are the old ones. The counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning
-rate of its batch, as in the log.
+A batch that spoils a gradient often spoils the running statistics, too, and no later update would mend them. So a guard
+refuses new statistics as well. After a refused update the weights, the moments and their counts are unchanged. The
+counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning rate that the log
+shows for its batch.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ def guard_statistics(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @jax.custom_vjp
 def lost_with_its_gradient(loss: jax.Array) -> jax.Array:
-    """Returns the loss, and makes all gradients NaN if it is not finite, so that every stage refuses them. For example,
-    the cross-entropy of a label outside the classes is NaN, but its gradients are finite."""
+    """Returns the loss. If the loss is not finite, all its gradients become NaN, so that every stage refuses them. For
+    example, the cross-entropy of a label outside the classes is NaN, but its gradients are finite."""
     return loss
 
 
@@ -56,14 +56,16 @@ def guard_loss(report: Callable[..., Tree]) -> Callable[..., Tree]:
 
 
 def after_refusal(before: Tree, after: Tree) -> Tree:
-    """The state of an optimizer or a correction after a refused update: `before`, but its schedules' counts go on.
+    """The state of an optimizer or a correction after a refused update: `before`, with the counts of schedules
+    advanced.
 
-    A count is a single integer. A count beside arrays in a named tuple or a dictionary, such as Adam's, counts what
-    these arrays average; it keeps its value. MultiSteps keeps its whole state, so that it averages only good gradients.
+    A count is a single integer. A count beside arrays in a named tuple or a dictionary, such as Adam's, says how many
+    gradients these arrays average, so it keeps its value. MultiSteps keeps its whole state, so that it averages only
+    good gradients.
 
     Arguments:
         before: the state before the update.
-        after: the state if the update had been made.
+        after: the state that the update would have made.
     """
     if hasattr(before, "dtype"):
         return after if counts(before) else before
@@ -78,7 +80,7 @@ def after_refusal(before: Tree, after: Tree) -> Tree:
 
 
 def counts(leaf: Any) -> bool:
-    """Whether this is a single integer."""
+    """Whether a leaf is a single integer."""
     return getattr(leaf, "ndim", None) == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
 
 

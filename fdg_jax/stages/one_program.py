@@ -1,8 +1,8 @@
 """The only stage of a pipeline with K = 1, as one program a batch: forward and backward pass, and the update.
 
-Nobody waits for what such a stage sends, so nothing is gained by dispatching the three by themselves. One program costs
-the host one dispatch, and XLA fuses across their borders. The one program rounds otherwise than the three do. On a CPU
-it is slower: there XLA computes activations again inside the transposed convolutions (fdg_jax.stages.stage).
+No other stage waits for this stage's messages, so three separate programs would gain nothing. One program costs the
+host one dispatch, and XLA fuses operations across the three parts. One program rounds differently from three. On a CPU
+it is slower, because XLA computes activations again inside the transposed convolutions (fdg_jax.stages.stage).
 """
 
 from typing import Any
@@ -17,7 +17,8 @@ Tree = Any
 class OneProgramStage(Stage):
     """An ordinary stage with K = 1 that updates its weights by every batch. Its states are those of `Stage`.
 
-    done: between F and B of a batch, its update: new weights, new state of the optimizer, and what is reported.
+    done: the weights, optimizer state and reported values after the newest update. F computes them; B makes them
+        current.
     """
 
     def __init__(self, spec: Spec, place: Place, **options: Any):
@@ -41,7 +42,7 @@ class OneProgramStage(Stage):
         return messages
 
     def backward(self, batch: int, dy: Tree = None) -> dict[str, Tree]:
-        """Goes on with the weights that `forward` has made."""
+        """Makes the update of `forward` the stage's state."""
         params, opt_state, (self.bad, self.norm, _) = self.done
         self.state = self.state._replace(params=params, opt_state=opt_state)
         self.done, self.updates = [], self.updates + 1

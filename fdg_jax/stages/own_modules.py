@@ -1,6 +1,6 @@
 """Checks that a user's modules, loss and optimizer fit together and train as written. It only traces them.
 
-What is refused here would otherwise fail late, or silently train something else.
+Without these checks, a mistake would fail late, or silently train something else.
 """
 
 import re
@@ -39,9 +39,9 @@ class Shapes(NamedTuple):
     """The shapes in a pipeline, as jax.ShapeDtypeStruct.
 
     stages: the trace of each stage.
-    inits: for each stage, the function key -> its Flax variables. It copies variables that are given.
-    labels, loss, report: the shapes of the labels that the loss takes, of the loss, and of what the loss function
-        returns, which is loss or (loss, metrics).
+    inits: for each stage, the function key -> its Flax variables. If variables are given, the function copies them.
+    labels, loss, report: the shapes of the loss function's labels, of the loss, and of the function's result: loss or
+        (loss, metrics).
     """
 
     stages: list[TracedModule]
@@ -61,17 +61,17 @@ def check_shapes(
     """Follows an example batch through all stages in training mode, without computing anything.
 
     Arguments:
-        stages: for each stage its module, how it is computed, the option that makes its backward pass use other
-            weights than its forward pass ("" if none does), and its optax optimizer.
-        loss: loss(outputs, labels) -> scalar or (scalar, metrics). It takes a random key where `compute` says so.
-        preprocess: what is done to a batch first; or None.
+        stages: for each stage (its module, how it is computed, the option that makes its backward pass use other
+            weights than its forward pass or "", its optax optimizer).
+        loss: loss(outputs, labels) -> scalar or (scalar, metrics). If `compute` says so, it also takes a random key.
+        preprocess: the transform of a batch before the stages; or None.
         example_batch: (inputs, labels), as arrays or shapes.
         variables: for each stage the Flax variables that are given; None if none are.
 
     Returns: the shapes.
 
     Raises:
-        BadInput: something does not fit. It names the stage and the shapes.
+        BadInput: something does not fit. The message names the stage and the shapes.
     """
     from fdg_jax.stages.from_nnx import check_shared, refuse_bridges  # here: importing flax.nnx takes half a second
 
@@ -122,9 +122,10 @@ def check_message(who: str, k: int, y: Tree) -> None:
 
 
 def check_loss(loss: Callable, outputs: Tree, labels: Tree, draws: bool) -> Tree:
-    """The shapes of what a loss returns. Raises BadInput unless this is one number, or (number, {name: number}).
+    """The shapes of what a loss returns. Raises BadInput unless the loss returns one number, or (number, {name:
+    number}).
 
-    draws: whether it takes a random key.
+    draws: whether the loss takes a random key.
     """
     fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
     way_out = WEIGHTED if all_weighted(labels) else ""
@@ -147,8 +148,8 @@ def check_loss(loss: Callable, outputs: Tree, labels: Tree, draws: bool) -> Tree
 def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callable[[jax.Array], dict[str, Tree]]:
     """The function that makes the initial variables of stage k from a key, or copies the given ones.
 
-    Variables are made before stages k > 1 have inputs. So it raises BadInput if variables depend on the values of the
-    inputs. It also raises BadInput if given variables do not fit.
+    Variables are made before stages k > 1 have inputs. So variables that depend on the values of inputs raise BadInput.
+    Given variables that do not fit raise BadInput, too.
     """
     if given is not None:
         fitting = fitting_variables(k, seen.variables, given, seen.x)
@@ -191,12 +192,12 @@ def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
 
 
 def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) -> None:
-    """Raises BadInput if setting the switches that nobody sets (`untold`) changes the program that trains a module."""
+    """Raises BadInput if a module would train differently with its unset switches (`untold`) set for training."""
     told = Untold(tell=True)
     try:
         with nn.intercept_methods(told):
             other = text(trace_forward(module, seen.compute, seen.params, seen.extra, seen.x)[0])
-    except Exception:  # it draws random numbers, say
+    except Exception:  # for example, it draws random numbers
         other = ""
     # A part within nn.jit is not traced again, so its switch cannot be set.
     if other != text(seen.forward) or told.found.keys() != untold.found.keys():
@@ -204,13 +205,13 @@ def check_told(who: str, module: nn.Module, seen: TracedModule, untold: Untold) 
 
 
 def text(trace: Any) -> str:
-    """A trace as a text, without the addresses of the user's functions."""
+    """A trace as text, without the memory addresses of the user's functions."""
     return re.sub("0x[0-9a-f]+", "", str(trace))
 
 
 def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> ComputeOptions:
-    """How a module is computed, with the random streams that it asks for in evaluation. Raises BadInput if it cannot be
-    evaluated: batch statistics that are always in training mode."""
+    """How a module is computed, with the random streams that it asks for in evaluation. Raises BadInput if the module
+    cannot be evaluated, because its batch statistics are always in training mode."""
     compute, fact = seen.compute, f"{who} can be trained but not evaluated"
     while True:
         outputs, key = functions(module, compute=compute).outputs, key_shape() if compute.draws else None
@@ -227,14 +228,14 @@ def check_evaluation(who: str, module: nn.Module, seen: TracedModule) -> Compute
 
 
 def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> None:
-    """Looks for arrays that are made of a module's weights and kept for its backward pass.
+    """Looks for arrays that are computed from a module's weights and kept for its backward pass.
 
-    If the backward pass must use other weights (because of the option `other`), these arrays would bring in the old
-    ones, and it raises BadInput. Otherwise copies of matrices, such as weights cast to another dtype, only cost memory,
-    and it warns. Copies have a kernel's size and do not grow with the batch. With current weights, vectors made of
-    weights alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keep no
-    such arrays. Layers that multiply by a vector of weights do, since JAX keeps the vector in the shape of the product.
-    All of flax.linen's norms with a scale are such layers.
+    If the option `other` makes the backward pass use other weights, these arrays would bring in the old weights, so
+    BadInput is raised. Otherwise they only cost memory, so copies of matrices, such as weights cast to another dtype,
+    cause a warning. A copy has the size of a kernel and does not grow with the batch. With current weights, vectors
+    made of weights alone count, too. Layers whose backward pass takes the weights themselves (flax.linen.Dense, Conv)
+    keep no such arrays. Layers that multiply by a vector of weights, such as flax.linen's norms with a scale, keep such
+    an array: JAX keeps the vector, broadcast to the shape of the product.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.params) if leaf.ndim > 1}
     copies = [kept.ndim > 1 and kept.size in kernels for kept in seen.kept]
@@ -272,8 +273,8 @@ def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> N
 
 
 def fitting_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> dict[str, Tree]:
-    """The variables given for stage k, in the containers of its module. They may come in other containers: a file turns
-    containers with a class of their own into dictionaries (fdg_jax.arrays).
+    """The variables given for stage k, in the container types of its module. They may come in other types, since a file
+    turns containers with a class of their own into dictionaries (fdg_jax.arrays).
 
     Raises BadInput if names, shapes or dtypes are not those that the module needs.
     """

@@ -1,8 +1,9 @@
 """Packs a tree of many small arrays into a few arrays, between the programs that take and return it.
 
-The more arrays go in and come out, the more a dispatch costs the host (`python -m benchmarks.host_cost`), and a network
-has some for every layer. So a stage's programs take all small arrays of one dtype as one array. They split it at their
-beginning and join its parts again at their end, which copies them on the device. Large arrays stay separate.
+Every array that a program takes or returns adds to the cost of a dispatch (`python -m benchmarks.host_cost`), and every
+layer of a network has some arrays. So a stage's programs take all small arrays of one dtype as one array. A program
+splits this array at its beginning and joins the parts at its end. Both copy data on the device. Large arrays stay
+separate.
 """
 
 import math
@@ -30,12 +31,12 @@ def small(leaf: Any) -> bool:
 
 
 def small_vector(leaf: Any) -> bool:
-    """Whether an array of a closure is packed: a layer's values per channel are; activations never are."""
+    """Whether an array of a closure is packed: true for a layer's values per channel, never for activations."""
     return leaf.ndim <= 1 and small(leaf)
 
 
 def shapes_of(tree: Tree) -> Tree:
-    """A tree's shapes and dtypes, and for arrays on several devices, how they lie there."""
+    """A tree's shapes and dtypes, and the shardings of arrays on several devices."""
 
     def of(leaf: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(leaf, "sharding", None)
@@ -59,7 +60,7 @@ def joined() -> Callable:
 class Packing:
     """How trees like `tree` are packed: the small leaves of each dtype as one array, every other leaf by itself.
 
-    `pack` and `unpack` can be traced. `pack_now` and `unpack_now` do the same for the host in one dispatch.
+    `pack` and `unpack` can be traced. `pack_now` and `unpack_now` do the same from the host, in one dispatch.
 
     Arguments:
         tree: arrays, or shapes.
@@ -107,7 +108,7 @@ class Packing:
         return programs.jit(self.part)
 
     def checked(self, tree: Tree) -> list[Array]:
-        """The leaves of a tree. Raises BadInput if the tree is not like the first one."""
+        """The leaves of a tree. Raises BadInput if it is not like the tree of the constructor."""
         found, treedef = jax.tree_util.tree_flatten_with_path(tree)
         if treedef != self.treedef:
             fact = f"a stage's arrays were {self.treedef} at first and became {treedef}"
@@ -184,7 +185,7 @@ class Layout(NamedTuple):
 class Closure:
     """A VJP closure whose vectors are packed.
 
-    The packing is part of its type for JAX, because it may change with the size of a batch.
+    For JAX the packing is part of the closure's type, because it may change with the batch size.
     """
 
     def __init__(self, arrays: tuple[Array, ...], packing: Packing):
@@ -209,12 +210,12 @@ class Closure:
 
 
 def on_packed(function: Callable, takes: Sequence[Any], gives: Sequence[Any]) -> Callable:
-    """Turns a function on plain trees into one on packed trees.
+    """Turns a function on plain trees into a function on packed trees.
 
     Arguments:
         function: the function.
-        takes, gives: how each argument and each result is packed: a Packing or `Closure`; None if it is not packed. A
-            function with one result returns it, one with several returns a tuple.
+        takes, gives: how each argument and each result is packed: a Packing or `Closure`; None if it is not packed.
+            With one result the function returns this result; with several it returns a tuple.
     """
 
     @wraps(function)  # a profile shows its name

@@ -2,10 +2,9 @@
 
 With `dtype="bfloat16"`, a stage rounds its kernels (parameters with two axes or more) and its activations to bfloat16
 *before* the VJP is taken; gradients come back as float32. A layer that rounded its weights itself would put the rounded
-copies among the closure's activations: one copy per stash, and old weights where `current` asks for the newest.
-Everything else stays float32: vectors (biases, scale and running statistics of a batch norm), the optimizer's state,
-gradients on their way to it, the network's outputs, the loss. bfloat16 has float32's range, so the loss needs no
-scaling.
+copies among the closure's activations. That would cost a copy per stash, and `weights="current"` would use old weights.
+Everything else stays float32: vectors (biases, scale and running statistics of a batch norm), gradients, the
+optimizer's state, the network's outputs, the loss. bfloat16 has float32's range, so the loss needs no scaling.
 """
 
 from typing import Any, NamedTuple
@@ -41,11 +40,11 @@ class Precision(NamedTuple):
         return rounded(y, self.output_dtype)
 
     def example(self, x: Tree) -> Tree:
-        """An example of the inputs in the dtype that initialises a module with float32 parameters."""
+        """An example of the inputs, in the dtype with which a module makes float32 parameters."""
         return rounded(x, jnp.float32) if self.compute_dtype else x
 
     def gradients(self, grads: Tree, of: Tree) -> Tree:
-        """Gradients in the dtypes of the tree `of`, which they belong to."""
+        """Gradients in the dtypes of `of`, the tree whose gradients they are."""
         if self.compute_dtype is None:
             return grads
         return jax.tree.map(lambda g, a: g if g.dtype == jax.dtypes.float0 else g.astype(a.dtype), grads, of)
@@ -56,7 +55,7 @@ def precision(dtype: str, last: bool) -> Precision:
 
     Arguments:
         dtype: a value of `--dtype`.
-        last: whether it is stage K, whose outputs are float32 for the loss.
+        last: whether the stage is stage K, whose outputs are float32 for the loss.
 
     Returns: the precision.
     """
@@ -64,12 +63,12 @@ def precision(dtype: str, last: bool) -> Precision:
 
 
 def rounded(tree: Tree, dtype: Any, axes: int = 0) -> Tree:
-    """Casts float32 and bfloat16 arrays with at least `axes` axes to `dtype`, one of these two; leaves all others
-    alone.
+    """Casts float32 and bfloat16 arrays with at least `axes` axes to `dtype`, which is one of these two. Other arrays
+    stay as they are.
     """
     if dtype is None:
         return tree
-    if isinstance(tree, Reported):  # its numbers are for people
+    if isinstance(tree, Reported):  # metrics are only reported
         return tree._replace(x=rounded(tree.x, dtype, axes))
     ours = (jnp.float32, jnp.bfloat16)
     return jax.tree.map(lambda a: a.astype(dtype) if a.dtype in ours and a.ndim >= axes else a, tree)

@@ -1,8 +1,8 @@
-"""What a user's function does to each batch on its way into the pipeline, by shapes and as programs.
+"""Makes programs of a user's `preprocess` function, which transforms each batch on its way into the pipeline.
 
-A function of inputs and labels makes both, but stage 1 and the labels are on different devices, or even in different
-processes. So it runs twice, once on each of the two devices, as a program that returns only what is needed there. XLA
-leaves out the rest of the function, and no message is added.
+A function of inputs and labels returns both, but inputs and labels are needed on different devices, or even in
+different processes. So the function runs on each of the two devices, as a program that returns only what is needed
+there. XLA leaves out the rest of the function, and no message is added.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,8 @@ Tree = Any
 
 
 class Preprocess(NamedTuple):
-    """A user's `preprocess`, as functions (inputs, labels, step) for the two places of a batch. All can be traced.
+    """A user's `preprocess`, as two functions (inputs, labels, step), one for stage 1 and one for the loss. Both can be
+    traced.
 
     inputs: makes what stage 1 takes.
     labels: makes the labels of the loss. None: the labels stay as they are, and `inputs` does not look at them.
@@ -30,8 +31,8 @@ class Preprocess(NamedTuple):
 
 
 def preprocess_of(function: Callable[..., Tree], with_labels: bool) -> Preprocess:
-    """The functions for the two places. with_labels: whether it is (inputs, labels, step) -> (inputs, labels), and not
-    (inputs, step) -> inputs."""
+    """Makes a `Preprocess`. with_labels: whether the function is (inputs, labels, step) -> (inputs, labels); otherwise
+    it is (inputs, step) -> inputs."""
     if not with_labels:
         return Preprocess(lambda inputs, _, step: function(inputs, step))
 
@@ -46,8 +47,8 @@ def preprocess_of(function: Callable[..., Tree], with_labels: bool) -> Preproces
 
 
 def preprocessed(preprocess: Preprocess | None, inputs: Tree, labels: Tree) -> tuple[Tree, Tree]:
-    """The shapes of (what stage 1 takes, the labels of the loss), from those of a batch. Raises BadInput if preprocess
-    fails."""
+    """The shapes of (the inputs of stage 1, the labels of the loss), from the shapes of a batch. Raises BadInput if
+    preprocess fails."""
     if preprocess is None:
         return inputs, labels
     batch = inputs, labels, jax.ShapeDtypeStruct((), jnp.int32)

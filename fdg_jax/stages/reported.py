@@ -1,5 +1,5 @@
 """Numbers that modules sow as "metrics" in training. They travel to stage K beside its inputs and join the metrics of
-the loss there, so that no stage reports anything by itself.
+the loss there, so that only stage K reports.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ Metrics = Mapping[str, jax.Array]
 
 
 class Reported(NamedTuple):
-    """What a stage takes or gives, with what was sown so far.
+    """The inputs or outputs of a stage, with the metrics sown so far.
 
     x: the inputs or outputs.
-    metrics: {name: [batch, 2]}, the sum of the numbers sown under this name, and their count. All rows are equal; there
-        is one for each example because the first axis of every message is the batch.
+    metrics: {name: [batch, 2]}, the sum of the numbers sown under this name, and their count. All rows are equal. There
+        is a row for each example because the first axis of every message is the batch.
     """
 
     x: Tree
@@ -28,13 +28,13 @@ class Reported(NamedTuple):
 
 
 def taken(x: Tree) -> tuple[Tree, Metrics]:
-    """(inputs or outputs, what was sown so far)."""
+    """(inputs or outputs, the metrics sown so far)."""
     return (x.x, x.metrics) if isinstance(x, Reported) else (x, {})
 
 
 def with_sown(y: Tree, metrics: Metrics, sown: Tree, batch: int) -> Tree:
-    """Outputs with what was sown: `metrics` below, and the collection `sown` in this stage. batch: examples of the
-    inputs. Raises BadInput if something else than numbers was sown."""
+    """Adds sown metrics to outputs: `metrics` of the stages below, and the collection `sown` of this stage. batch: the
+    number of examples. Raises BadInput if a sown value is not a number."""
     found = dict(metrics)
     for path, value in jax.tree_util.tree_leaves_with_path(sown):
         name = [each.key for each in path if isinstance(each, jax.tree_util.DictKey)][-1]
@@ -47,7 +47,7 @@ def with_sown(y: Tree, metrics: Metrics, sown: Tree, batch: int) -> Tree:
 
 
 def joined(report: Tree, metrics: Metrics) -> Tree:
-    """What a loss returned, with the means of what was sown among its metrics."""
+    """The result of a loss, with the means of the sown metrics added to its metrics."""
     if not metrics:
         return report
     loss, own = report if isinstance(report, tuple | list) else (report, {})

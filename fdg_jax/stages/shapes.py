@@ -17,7 +17,7 @@ def zeros(shapes: Tree) -> Tree:
 def shape_of(tree: Tree) -> Tree:
     """The shapes and dtypes of a tree of JAX arrays, NumPy arrays or jax.ShapeDtypeStructs, as JAX will have them."""
 
-    def of(array: Any) -> jax.ShapeDtypeStruct:  # an extended dtype is that of random keys
+    def of(array: Any) -> jax.ShapeDtypeStruct:  # random keys have an extended dtype
         dtype = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
         return jax.ShapeDtypeStruct(np.shape(array), dtype)
 
@@ -26,7 +26,7 @@ def shape_of(tree: Tree) -> Tree:
 
 def with_examples(tree: Tree, n: int, batch: int | None = None) -> Tree:
     """The shapes of arrays [batch, ...] for n examples. batch: if it is given, only arrays whose first axis has this
-    length are changed; others, such as a table of weights, are no batch."""
+    length are changed. Other arrays, such as a table of weights, have no batch axis."""
 
     def changed(like: Any) -> jax.ShapeDtypeStruct:
         first = n if batch is None or like.shape[:1] == (batch,) else like.shape[0]

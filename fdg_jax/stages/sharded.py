@@ -1,9 +1,9 @@
-"""Weights that are cut over the devices of a stage, as the modules' partitioning metadata say.
+"""Weights that are sharded over the devices of a stage, as the modules' partitioning metadata say.
 
 Flax modules name the axes of their arrays: `nn.with_partitioning`, `nn.with_logical_partitioning`, flax.nnx's
-`out_sharding`. Rules turn these names into axes of the stage's mesh. XLA does the rest: it cuts the computation, and
-adds the communication (tensor parallelism, FSDP). Gradients, optimizer states, delay lines and old weights are cut as
-the weights are, since they are computed from them.
+`out_sharding`. Rules turn these names into axes of the stage's mesh. XLA does the rest: it partitions the computation
+and adds the communication (tensor parallelism, FSDP). Gradients, optimizer states, delay lines and old weights are
+computed from the weights, so they are sharded alike.
 """
 
 import math
@@ -31,7 +31,7 @@ def is_box(leaf: Any) -> bool:
 
 
 def unboxed(tree: Tree) -> Tree:
-    """Arrays (or shapes) without Flax's metadata. The pipeline says where they lie, not the metadata."""
+    """Arrays (or shapes) without Flax's metadata. The pipeline decides where arrays lie, not the metadata."""
 
     def of(leaf: Any) -> Any:
         if is_box(leaf):
@@ -48,15 +48,16 @@ def axes_of(tree: Tree) -> Tree:
 
 
 def shardings(k: int, mesh: Mesh, axes: Tree, shapes: Tree, rules: Rules) -> Tree | None:
-    """How the variables of stage k lie on its mesh; None if each device has all of them.
+    """The shardings of stage k's variables on its mesh; None if each device has all of them.
 
     Arguments:
         axes, shapes: the names of the variables' axes, and their shapes.
-        rules: pairs of the name of an array's axis and the axis (or axes, or None) of the mesh that cuts it; the first
-            that fits counts. A name without a rule is cut by the mesh's axis of the same name, if there is one.
+        rules: pairs of the name of an array's axis and the mesh axis (or axes) that cut it; None: it is not cut. The
+            first pair with the name counts. A name without a rule is cut by the mesh's axis of the same name, if there
+            is one.
 
     Raises:
-        BadInput: an axis of an array is not divisible by that of the mesh.
+        BadInput: the length of an array's axis is not divisible by the size of the mesh's axis.
     """
     known = [(name, to) for name, to in rules if all(axis in mesh.shape for axis in several(to))]
     known += [(axis, axis) for axis in mesh.axis_names if axis not in dict(rules)]
@@ -81,8 +82,8 @@ def several(to: Any) -> tuple[str, ...]:
 
 
 def first_variables(init: Callable[..., Tree], key: jax.Array, cut: Tree | None, given: bool) -> Tree:
-    """The first variables of a stage. Where they are cut, each device makes its part of them, so that none has to hold
-    a whole stage. cut: the result of `shardings`. given: whether the caller gave them."""
+    """The first variables of a stage. If they are sharded, each device makes its own part, so that no device has to
+    hold a whole stage. cut: the result of `shardings`. given: whether the caller gave the variables."""
     if cut is None or given:
         made = init(key)
         return made if cut is None else jax.device_put(made, cut)

@@ -2,8 +2,8 @@
 
 A stage never waits for a gradient. It keeps what it needs to use the gradient later (a stash), and uses the gradient
 when it arrives: 2(K-k) ticks later in FDG. `Stage` compiles a module's pure functions (fdg_jax.stages.functions) and
-owns everything that changes. A method whose stages keep something else, or compute gradients in another way, has a
-subclass of `Stage` in its own file.
+owns everything that changes. If a method's stages keep something else, or compute gradients in another way, the
+method's file has a subclass of `Stage`.
 """
 
 import copy
@@ -53,25 +53,26 @@ class Stage(Checkpointed):
 
     Arguments:
         spec: what the stage consists of.
-        place: where it is.
+        place: the device or devices that it is on.
         stashed: whether gradients are taken at the weights of the forward pass (Eq. 10). Otherwise they are taken at
             the newest weights and the old activations, as in the authors' code.
         accumulate: backward passes per update.
         mean: whether the gradients of these passes are averaged instead of summed.
-        delay: for how many backward passes a gradient waits before its use. 0 in a pipeline, where the schedule itself
-            delays; the schedule's `delays` where one device computes all stages (the delay line).
+        delay: how many backward passes a gradient waits before its use. In a pipeline it is 0, since the schedule
+            itself delays gradients. If one device computes all stages (the delay line), it is the stage's entry in the
+            schedule's `delays`.
 
     Raises:
         BadInput: the method cannot train such a stage.
 
     A method's subclass may set these:
-        backward_at_other_weights: if its backward pass is never taken at the weights of the forward pass, the option
-            that is the reason, for messages ("method=fa"); else "".
+        backward_at_other_weights: the option that keeps the backward pass from using the weights of the forward pass,
+            as messages name it ("method=fa"); "" if there is none.
         cotangent_down: whether its stages send cotangents to the stage below.
-        keeps: {name in a checkpoint of what a stage keeps of a batch: the kind of operation that needs it last}.
+        keeps: what a stage keeps of a batch, as {its name in a checkpoint: the kind of operation that needs it last}.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
-        fixed_lengths: whether what it adds to the network fits arrays of the example batch's shapes only, but for the
-            batch size.
+        fixed_lengths: whether the method's additions to the network fit only the shapes of the example batch, except
+            for the batch size.
         packs: whether small arrays are packed.
         keeps_weights: whether a stash refers to the weights of its forward pass.
     """
@@ -92,11 +93,12 @@ class Stage(Checkpointed):
         functions, state = self.make(spec)
         rule, correction, guard = self.update_rule(spec), spec.correction, spec.guard
         opt_state, corrected = rule.start(state.params)
-        # opt_state is donated, and some optimizers begin with the weights themselves (averages): hence a copy.
+        # Updates donate opt_state, and the first state of some optimizers (averages) is the weights themselves: hence a
+        # copy.
         state = state._replace(opt_state=jax.tree.map(jnp.copy, opt_state), correction=corrected)
         self.functions = functions._replace(forward=guard_statistics(functions.forward)) if guard else functions
         self.spec = spec._replace(variables={})  # else the initial weights would stay in memory
-        self.packs = self.packs and len(place.devices) == 1  # a packed array has one layout, and may be cut elsewhere
+        self.packs = self.packs and len(place.devices) == 1  # a packed array would be cut elsewhere than its parts
         state = place.put_weights(state)
         self.layout = layout = Layout.of(state, self.packs)
         self.state = layout.pack_now(state)
@@ -106,8 +108,9 @@ class Stage(Checkpointed):
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
-        self.ahead: Tree = None  # what a correction makes of the newest weights for forward passes
-        # With a guard: the number of the first refused update so far, as a copy, because that in `state` is donated.
+        self.ahead: Tree = None  # the weights that a correction predicts for forward passes
+        # With a guard: the number of the first refused update so far. It is a copy, because the one in `state` is
+        # donated.
         self.bad: Any = np.int32(0) if guard else None
         self.norm: Any = np.float32(0) if spec.norms else None  # the norm of the newest gradient, also a copy
         self.takes_labels = spec.last or self.local_loss
@@ -126,8 +129,8 @@ class Stage(Checkpointed):
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
         # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds
-        # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA contracts beta*g
-        # + decay*p into one or the other fused multiply-add.
+        # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA turns beta*g +
+        # decay*p into either of two fused multiply-adds.
         program = self.program
         self._forward = program(passed, "params extra x labels", "messages extra closure")
         self._backward = program(gradient, "closure params x dy", "grads dx")
@@ -146,14 +149,14 @@ class Stage(Checkpointed):
         self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
-        """Makes the stage's pure functions and its initial state; a method's stages may have others.
+        """Makes the stage's pure functions and its initial state. A method's stages may override this.
 
-        The functions must not close over `spec`: that would keep the initial weights in memory.
+        The functions must not close over `spec`, which would keep the initial weights in memory.
         """
         return make_stage_functions(spec)
 
     def update_rule(self, spec: Spec) -> UpdateRule:
-        """How a gradient becomes new weights; a method's stages may have another rule."""
+        """The rule by which a gradient becomes new weights. A method's stages may override this."""
         return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms, spec.ema)
 
     def program(self, function: Callable, takes: str, gives: str, **options: Any) -> Callable[..., Any]:
@@ -169,7 +172,7 @@ class Stage(Checkpointed):
         closure = Closure if self.packs else None
         how = {"params": params, "grads": params, "extra": extra, "opt_state": opt_state, "closure": closure}
         before, after = ([how.get(name) for name in names.split()] for names in (takes, gives))
-        # Without this, XLA would choose how the results lie on several devices.
+        # Without this, XLA would choose the results' shardings.
         shapes = {"params": params.shapes, "grads": params.shapes, "opt_state": opt_state.shapes}
         results = self.place.results([shapes.get(name) for name in gives.split()])
         return programs.jit(on_packed(function, before, after), **options, **results)
@@ -180,12 +183,12 @@ class Stage(Checkpointed):
         Arguments:
             kind: "F", "B", or a kind of the method's own.
             batch: the batch's number, from 1.
-            messages: what the operation reads, by name: "x", "labels", "dy".
+            messages: the messages that the operation reads, by name: "x", "labels", "dy".
 
-        Returns: what it sends, by name.
+        Returns: the messages that the operation sends, by name.
 
         Raises:
-            ScheduleError: the schedule asks for batches in another order than that of their forward passes.
+            ScheduleError: the schedule's backward passes are not in the order of the forward passes.
         """
         return self.forward(batch, **messages) if kind == "F" else self.backward(batch, **messages)
 
@@ -206,7 +209,7 @@ class Stage(Checkpointed):
         return {"dy": dx}
 
     def forward_params(self) -> Tree:
-        """The weights for a forward pass: the newest ones, or what a correction makes of them."""
+        """The weights for a forward pass: the newest weights, or the weights that a correction predicts from them."""
         if self._ahead is None:
             return self.state.params
         if self.ahead is None:  # once per update, so that all stashes of a weight version share them
@@ -228,11 +231,11 @@ class Stage(Checkpointed):
         return stash
 
     def use(self, grads: Tree, version: int, then: Tree = None) -> None:
-        """Puts a gradient into the delay line and applies the one that comes out, if any.
+        """Puts a gradient into the delay line. If a gradient comes out, applies it.
 
         Arguments:
             grads: the gradient, packed.
-            version: the weight version (number of updates) at which it was taken.
+            version: the weight version (number of updates) at which the gradient was taken.
             then: the weights of that version, if a correction needs them.
         """
         self.line.append((grads, version, then))
@@ -280,7 +283,7 @@ class Stage(Checkpointed):
     def kept_shapes(self, x: Tree, labels: Tree) -> dict[str, Tree]:
         """What a stage keeps of a batch after its forward pass.
 
-        It traces the forward pass as training does, so that training need not trace it again.
+        The forward pass is traced as in training, so that training need not trace it again.
 
         Arguments:
             x, labels: shapes of what the forward pass takes.
@@ -297,17 +300,17 @@ class Stage(Checkpointed):
         return self._outputs(self.evaluated_params(), self.state.extra, x, self.place.put_weights(key))
 
     def evaluated_params(self) -> Tree:
-        """The newest weights, at the point where the optimizer wants them evaluated."""
+        """The newest weights, as the optimizer wants them evaluated (fdg_jax.stages.update.evaluated)."""
         state = self.state
         return self._evaluated(state.params, state.opt_state) if self._elsewhere else state.params
 
     def variables(self) -> dict[str, Tree]:
-        """The network's Flax variables {"params": ..., "batch_stats": ...}, without what the method adds."""
+        """The network's Flax variables {"params": ..., "batch_stats": ...}, without the method's additions."""
         layout, state = self.layout, self.state
         return flax_variables(layout.params.unpack_now(self.evaluated_params()), layout.extra.unpack_now(state.extra))
 
     def own_trees(self, variables: Mapping[str, Tree]) -> tuple[Tree, Tree]:
-        """The inverse of `variables`: (params, extra) as the stage has them, with what the method adds."""
+        """The inverse of `variables`: (params, extra) as the stage has them, including the method's additions."""
         params, extra = split_variables(variables)
         return params, {**self.layout.extra.unpack_now(self.state.extra), **extra}
 
@@ -324,7 +327,7 @@ class Stage(Checkpointed):
         return self.evaluated_at(params=self._average(self.state.params, opt_state))
 
     def evaluated_at(self, **parts: Tree) -> Self:
-        """A copy of this stage that is evaluated at other parts of its state, whatever its optimizer."""
+        """A copy of this stage with other parts of the state, which evaluation uses whatever the optimizer."""
         other = copy.copy(self)
         other.state, other._elsewhere = self.state._replace(**parts), False
         return other
@@ -334,7 +337,8 @@ class Stage(Checkpointed):
         return hyperparameters.of_user(self.layout.opt_state.unpack_now(self._copy(self.state.opt_state)))
 
     def with_hyperparameters(self, values: Mapping[str, Any]) -> StageState:
-        """The stage's state with other values of injected hyperparameters. Raises BadInput if it cannot have them."""
+        """The stage's state with other values of injected hyperparameters. Raises BadInput if the optimizer cannot have
+        these values."""
         opt_state = self.layout.opt_state.unpack_now(self.state.opt_state)
         changed = self.place.put_weights(hyperparameters.with_values(opt_state, values, self.k))
         return self.state._replace(opt_state=self.layout.opt_state.pack_now(changed))
@@ -345,8 +349,9 @@ class Stage(Checkpointed):
 
 
 def reported_update(rule: UpdateRule, params: Tree, before: Tree, grads: Tree) -> tuple[Tree, Tree, tuple[Any, ...]]:
-    """An update: (the weights, the optimizer's state, what the host sees of it). The host sees copies, since the next
-    update donates the state: the number of the first refused update, the norm of the gradient, whether it was made."""
+    """Makes an update. Returns (the weights, the optimizer's state, (the number of the first refused update, the norm
+    of the gradient, whether the update was made)). The host reads the last three. They are copies, since the next
+    update donates the state."""
     params, opt_state, _ = rule.new_weights(params, before, grads)
     copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
     return params, opt_state, (*copies, was_made(before, opt_state) if rule.correction.updated else None)

@@ -1,7 +1,9 @@
-"""Switches: the arguments and fields that say whether a module is trained; and a search for switches that nobody sets.
+"""Switches are the arguments and fields that say whether a module is trained. This module sets them, and finds those
+that nobody sets.
 
-A stage or a block gets `train`. If a part within it has a switch and is called without it, the switch has its default.
-Then dropout may stay off, or batch statistics never move, without any error. So training is traced once with `Untold`.
+The pipeline passes `train` to a stage or block. If the stage then calls a part without setting the part's switch, the
+switch keeps its default. Then dropout may stay off, or batch statistics never move, without any error. So training is
+traced once with `Untold`, which finds such parts.
 """
 
 import inspect
@@ -28,10 +30,10 @@ FROZEN = (
 
 
 class Switch(NamedTuple):
-    """A switch of a part of a module, in one call of that part.
+    """The switch of one part of a module, as a single call of the part sets it.
 
     name, value: of the argument or the field.
-    argument: whether it is an argument; otherwise it is a field.
+    argument: whether the switch is an argument; otherwise it is a field.
     given: whether the caller gave the argument, or the field has another value than its default.
     """
 
@@ -46,8 +48,8 @@ class Switch(NamedTuple):
 
 
 def switches(module: Any, train: bool) -> dict[str, bool]:
-    """The switches that a module's __call__ takes, set for training or for evaluation, except those that a field of the
-    same name sets."""
+    """The switches that a module's __call__ takes, with their values for training or evaluation. A switch that a field
+    of the same name sets is left out."""
     takes = inspect.signature(type(module).__call__).parameters
     return {name: SWITCHES[name] is train for name in takes if name in SWITCHES and vars(module).get(name) is None}
 
@@ -78,8 +80,8 @@ def by_position(module: Any, given: list[Any], named: dict[str, Any]) -> tuple[t
 
 
 def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) -> Switch | None:
-    """The switch of a call; if there are several, one that selects evaluation mode. owner: the module whose fields may
-    be switches, or None."""
+    """The switch of a call. If the call has several switches, one that selects evaluation mode is returned. owner: the
+    module whose fields may be switches, or None."""
     try:
         bound = inspect.signature(call).bind_partial(*args, **kwargs)
     except TypeError:  # the call itself will say so
@@ -96,9 +98,9 @@ def switch_of(call: Callable, owner: Any, args: Any, kwargs: Mapping[str, Any]) 
 
 
 class Tell:
-    """For flax.linen.intercept_methods: sets the switches of all parts of a module that nobody sets, for training or
-    for evaluation. A part whose caller sets its switch, and everything within it, stays as it is; so does a part with
-    a field that has another value than its default.
+    """For flax.linen.intercept_methods: sets, for training or for evaluation, every switch within a module that nobody
+    else sets. A part whose caller sets its switch stays as it is, with everything within it. A part with a field that
+    differs from its default stays as it is, too.
     """
 
     def __init__(self, train: bool):
@@ -133,7 +135,8 @@ class Tell:
 class Untold:
     """For flax.linen.intercept_methods: finds the parts that stay in evaluation mode while their module is trained,
     because nobody sets their switch. A switch that the caller sets counts as intended, also for everything within that
-    part. So does a field, such as `not train or self.frozen`, if a module around the part is told that it trains.
+    part. A field, such as `not train or self.frozen`, counts as intended if a module around the part was told that it
+    is trained.
 
     tell: whether to set the switches that are found.
     found: {a part, in words, "" for the outermost module: its switch}.
@@ -162,7 +165,7 @@ class Untold:
             elif switch.given and (switch.argument or self.told):
                 self.looks = False
             else:
-                outermost, path = before[0] is None, "/".join(module.path)  # a path begins anew in nn.remat, say
+                outermost, path = before[0] is None, "/".join(module.path)  # paths begin anew in nn.remat, for example
                 self.found.setdefault("" if outermost else f"{path} ({type(module).__name__})".strip(), switch)
                 if self.tell:
                     return told(next_call, args, kwargs, module, switch)
@@ -183,7 +186,7 @@ def told(next_call: Callable, args: Any, kwargs: Any, module: Any, switch: Switc
 
 
 def refusal(who: str, part: str, switch: Switch) -> str:
-    """The message about a part of a module whose switch nobody sets. part: "" if it is the module itself."""
+    """The message about a part of a module if nobody sets the part's switch. part: "" for the module itself."""
     whole = f"{who}: its part {part}" if part else who
     what = "an argument" if switch.argument else "a field"
     fact = f"{whole} has {what} `{switch.name}`, which nobody would set: it is {switch.value} in training, too"

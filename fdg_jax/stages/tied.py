@@ -1,5 +1,5 @@
-"""Weights that several stages share. One stage owns them, as they lie on its device and its optimizer updates them. It
-sends them on beside its outputs; their gradient comes back with that of the outputs, and is as late.
+"""Weights that several stages share. One stage owns them: they lie on its device, and its optimizer updates them. It
+sends them on beside its outputs. Their gradient comes back with the gradient of the outputs and is equally late.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,20 @@ class WithTable(NamedTuple):
 
 
 def tie(stages: Sequence[nn.Module], shared: nn.Module) -> list[nn.Module]:
-    """Ties a module that stands in several stages, or blocks: they share its weights, as in plain Flax.
+    """Ties a module that is part of several stages or blocks: they share its weights, as in plain Flax.
 
-    The first stage with it owns the weights. Every message from there to the last stage with it carries them as well,
-    which adds their bytes for each batch and boundary. A later stage uses the version that the batch brought along.
+    The first stage with the module owns the weights. Every message from there to the last stage with the module also
+    carries the weights. This adds the weights' bytes to each message. A later stage uses the version that came with the
+    batch.
 
     Arguments:
         stages: the stages or blocks of a `Pipeline`.
-        shared: the linen module that is the same object in several of them: one of them itself, or within its fields.
+        shared: the linen module. Several of the stages or blocks must be this object, or have it in a field.
 
     Returns: the stages or blocks, for `Pipeline`. Only the owner has the weights among its variables.
 
     Raises:
-        BadInput: the module is in fewer than two of them.
+        BadInput: the module is in fewer than two stages or blocks.
 
     Example: `tie([Tokens(embed), Layer(), Layer(), Head(embed)], embed)`, where `Head` calls `self.embed.attend`
     """
@@ -93,7 +94,7 @@ def call(module: nn.Module, x: Tree, train: bool) -> Tree:
 
 
 def put(tree: Mapping[str, Tree], path: Path, value: Tree | None) -> dict[str, Tree]:
-    """Nested dictionaries with a value at a path, or without what is there."""
+    """Nested dictionaries with the value set at a path; if the value is None, with the entry at the path removed."""
     if not path:
         return dict(value or {})
     name, *rest = path

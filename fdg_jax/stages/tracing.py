@@ -1,5 +1,5 @@
-"""Traces a user's modules without computing anything: what a module needs and keeps, and what its results depend on.
-Errors in the user's code become one sentence: the fact, the part that raised, the way out.
+"""Traces a user's modules, without computing anything, to find what a module needs and keeps, and what its results
+depend on. Errors in the user's code become one sentence: the fact, the part that raised, the way out.
 """
 
 import re
@@ -29,7 +29,7 @@ CALLS = {"jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "custom_
 def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = "", who: str = ""):
     """The result of tracing a user's code. Raises BadInput with the fact and with what that code raised.
 
-    who: what is traced, for the case that this library itself refuses it.
+    who: the traced part, for the message if this library itself refuses it.
     """
     try:
         with nn.intercept_methods(located):
@@ -100,7 +100,7 @@ class TracedModule(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        """Whether it, or the loss behind it, draws random numbers in training."""
+        """Whether the module, or the loss after it, draws random numbers in training."""
         return "rng" in self.extra
 
     def kept_of(self) -> list[tuple[list[int], bool]]:
@@ -113,7 +113,7 @@ class TracedModule(NamedTuple):
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
 
-    @programs.jit  # one dispatch instead of one an initialiser, and no example has to be computed for stage k
+    @programs.jit  # one dispatch instead of one per initialiser; and stage k needs no computed example
     def init(key, x):
         with naming():
             return unfreeze(init_variables(module, key, compute.precision.example(x)))
@@ -157,8 +157,9 @@ def asked_stream(error: flax.errors.InvalidRngError) -> str | None:
 
 
 def dependences(jaxpr: Any, inputs: Sequence[int] | None = None) -> list[int]:
-    """For each result of a trace, the numbers of the arguments that it depends on: a set in bits, as there are
-    thousands. The set may be too large (results of an unknown call depend on all its arguments), but never too small.
+    """For each result of a trace, the numbers of the arguments that it depends on, as the bits of an integer, since
+    there are thousands of arguments. The set may be too large (results of an unknown call depend on all its arguments),
+    but never too small.
 
     inputs: what each argument depends on; by default on itself.
     """
@@ -181,7 +182,7 @@ def of_call(equation: Any, taken: list[int]) -> list[int]:
         return [reduce(or_, found, taken[0]) for found in zip(*branches, strict=True)]
     if name == "scan":
         begin, end = params["num_consts"], params["num_consts"] + params["num_carry"]
-        while True:  # until another step changes nothing in what is carried from step to step
+        while True:  # until another step adds no dependence
             found = dependences(params["jaxpr"].jaxpr, taken)
             carried = [a | b for a, b in zip(taken[begin:end], found[: end - begin], strict=True)]
             if carried == taken[begin:end]:

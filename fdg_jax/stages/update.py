@@ -3,15 +3,15 @@
     grads -> correct -> (sum over `accumulate` passes) -> new_weights -> remember
 
 - `correct`: the correction's `gradient`, at the moment when a late gradient is used.
-- `new_weights`: measures the gradient, lets the optax chain make new weights of it, averages these, and refuses the
-  result if the gradient has a NaN or an infinity. FDG's beta and other corrections stand in front of the chain or
+- `new_weights`: measures the gradient, lets the optax chain make new weights of it, and averages the weights. If the
+  gradient has a NaN or an infinity, refuses the result. FDG's beta and other corrections are in front of the chain or
   around it.
 - `remember`: the correction's `updated`.
 
 These are pure functions on plain trees. `Stage` compiles them with packed arguments (fdg_jax.stages.packing), and
 fdg_jax.stages.delay_line traces them inside its scan. The host reads losses late, so it would notice a spoilt gradient
-after several updates; that is why the guard is inside the update. In a pipeline `optax.clip_by_global_norm` clips by
-the norm of one stage's gradient; the measured norms show what a threshold for each stage would have to be.
+only after several updates. Therefore the guard is inside the update. In a pipeline `optax.clip_by_global_norm` clips by
+the norm of one stage's gradient; the measured norms show which threshold each stage needs.
 """
 
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     """The state of an optimizer whose gradients are measured.
 
     inner: the state of the optimizer itself.
-    norm: of the newest gradient that the stage was updated by, float32; 0 before the first.
+    norm: the norm of the newest gradient used in an update, float32; 0 before the first update.
     """
 
     inner: Tree
@@ -57,7 +57,7 @@ class Averaged(NamedTuple):
     """The state of an optimizer whose weights are averaged.
 
     inner: the state of the optimizer itself.
-    average: of the weights after each update, the first weights included.
+    average: the moving average of the initial weights and of the weights after each update.
     """
 
     inner: Tree
@@ -68,10 +68,10 @@ class UpdateRule(NamedTuple):
     """The update of a stage.
 
     optimizer: the optax chain, with what the correction adds to it.
-    correction: of late gradients.
+    correction: the correction of late gradients.
     guard: whether updates with non-finite gradients are refused.
     norms: whether gradients are measured.
-    ema: the share of the average of the weights that an update keeps; None: there is no average.
+    ema: the decay of the exponential moving average of the weights; None: no average is kept.
     """
 
     optimizer: optax.GradientTransformation
@@ -94,7 +94,7 @@ class UpdateRule(NamedTuple):
         Arguments:
             grads: the late gradient.
             then, now: the weights of its forward pass, and the newest ones.
-            state: the correction's.
+            state: the correction's state.
         """
         assert self.correction.gradient
         corrected, after = self.correction.gradient(grads, then, now, state)
@@ -102,8 +102,8 @@ class UpdateRule(NamedTuple):
 
     def new_weights(self, params: Tree, opt_state: Tree, grads: Tree, **extra: Any) -> tuple[Tree, Tree, Tree]:
         """(the new weights, the optimizer's new state, what was added to the weights). After a refusal the weights,
-        their average and the moments are the old ones, but the counts of schedules have gone on. extra: further
-        arguments of the optimizer."""
+        their average and the moments are unchanged, but the counts of schedules have gone on. extra: further arguments
+        of the optimizer."""
         changes, moved = self.optimizer.update(grads, unwrapped(opt_state), params, **extra)
         updated = optax.apply_updates(params, changes)
         if self.ema:
@@ -126,8 +126,8 @@ class UpdateRule(NamedTuple):
         """The correction's state after an update. A refused update changes only the counts of schedules.
 
         Arguments:
-            before, after: the weights around the update.
-            state: the correction's.
+            before, after: the weights before and after the update.
+            state: the correction's state.
             made: whether the update was made; None without a guard.
         """
         assert self.correction.updated
@@ -136,7 +136,7 @@ class UpdateRule(NamedTuple):
 
 
 def as_average(weight: jax.Array) -> jax.Array:
-    """A weight in the dtype of its average: a small step would not change an average in bfloat16."""
+    """A weight in the dtype of its average. This is at least float32, since small steps would be lost in bfloat16."""
     return weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
 
 
@@ -155,12 +155,13 @@ def unwrapped(opt_state: Tree) -> Tree:
 
 
 def was_made(before: Tree, after: Tree) -> jax.Array | None:
-    """Whether an update was made and not refused, from the optimizer's states around it; None without a guard."""
+    """Whether an update was made and not refused, from the optimizer's states before and after; None without a
+    guard."""
     return after.refused == before.refused if isinstance(after, Guarded) else None
 
 
 def first_refused(opt_state: Tree) -> Any:
-    """The number of the first update that was refused, 0 if none; None without a guard."""
+    """The number of the first refused update, 0 if no update was refused; None without a guard."""
     return opt_state.bad if isinstance(opt_state, Guarded) else None
 
 
@@ -171,7 +172,7 @@ def newest_norm(opt_state: Tree) -> Any:
 
 
 def states_of(opt_state: Tree, kind: type) -> list[Any]:
-    """The states of that kind in the state of an optimizer, however deep in chains, masks and groups they are."""
+    """The states of type `kind` in the state of an optimizer, however deep in chains, masks and groups they are."""
     found = jax.tree.leaves(opt_state, is_leaf=lambda each: isinstance(each, kind))
     return [each for each in found if isinstance(each, kind)]
 
@@ -185,13 +186,13 @@ def evaluated(params: Tree, opt_state: Tree) -> Tree:
     """The weights for evaluation, export and files. It can be traced.
 
     A schedule-free optimizer takes gradients at a point y between an average x and its own iterate z. The weights of a
-    stage are y, those for evaluation are x. With any other optimizer, the two are the same.
+    stage are y; the weights for evaluation are x. With any other optimizer, x and y are the same.
 
     Arguments:
         params: the weights of the stage.
         opt_state: the state of its optimizer, which may have optax.contrib.schedule_free for some weights only.
     """
-    masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731  # a weight that an optimizer leaves to others
+    masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731  # a weight that another optimizer updates
     for state in states_of(opt_state, contrib.ScheduleFreeState):
         z = jax.tree.map(lambda z, y: y if masked(z) else z, state.z, params, is_leaf=masked)
         x = contrib.schedule_free_eval_params(state._replace(z=z), params)

@@ -1,5 +1,5 @@
-"""Labels with a weight for every example or every token, so that padding, masks and repeated examples count as they
-should, in the loss and in every average over batches. And parts of a batch, each weighted by its share.
+"""Labels with a weight for every example or every token, so that padding, masks and repeated examples count correctly
+in the loss and in every average over batches. Also cuts batches into parts, each weighted by its share.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,13 @@ Array = jax.Array
 
 
 class Weighted(NamedTuple):
-    """Labels with their weights: the labels of a batch, or a part of them. The loss gets this object, too. If a batch's
-    labels contain one, the batch counts by its weights; if they contain several, the batch counts by its examples.
+    """Labels with their weights: the labels of a batch, or a part of them. The loss gets this object, too. In averages
+    over batches, a batch with one `Weighted` in its labels counts by these weights. With several `Weighted`, it counts
+    by its number of examples.
 
     labels: the labels themselves, a tree of arrays [batch, ...].
-    weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with theirs.
+    weights: a number of 0 or more for each example [batch] or token [batch, T]. The labels' shape begins with the shape
+        of the weights.
 
     Example: `loss = lambda outputs, labels: labels.mean(cross_entropy(outputs, labels.labels))`, with a cross-entropy
     that gives a number for each label.
@@ -30,15 +32,16 @@ class Weighted(NamedTuple):
         """The weighted mean: sum(weights * values) / sum(weights), and 0 where all weights are 0.
 
         Arguments:
-            values: one number for each weight, or several [*weights.shape, ...], which share it. A value with weight 0
-                may be anything: optax's cross-entropy of a label such as -100, a usual mark of padding, is NaN.
+            values: one number for each weight, or several numbers [*weights.shape, ...] that share a weight. A value
+                with weight 0 may be anything: optax's cross-entropy of a label such as -100, a usual mark of padding,
+                is NaN.
         """
         weights = self.spread(values.shape, jnp.promote_types(values.dtype, jnp.float32))
         total, counted = jnp.sum(weights), jnp.where(weights == 0, 0, values)
         return jnp.sum(weights * counted) / jnp.where(total > 0, total, 1)
 
     def spread(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-        """The weights, broadcast to a shape that begins with theirs."""
+        """The weights, broadcast to `shape`, which begins with the weights' shape."""
         weights = jnp.asarray(self.weights, dtype)
         more = len(shape) - weights.ndim
         return jnp.broadcast_to(weights.reshape(*weights.shape, *[1] * more), shape)
@@ -60,8 +63,8 @@ def all_weighted(labels: Tree) -> list[Weighted]:
 
 
 def batch_weights(labels: Tree) -> Any:
-    """The weights by which a batch counts; None where it counts by its examples: no `Weighted` in its labels, or
-    several."""
+    """The weights by which a batch counts. None if its labels have no `Weighted` or several; the batch then counts by
+    its examples."""
     found = all_weighted(labels)
     return found[0].weights if len(found) == 1 else None
 

@@ -1,1 +1,1 @@
-"""The training application: from a command line to a trained network, one session at a time."""
+"""The training application: it turns a command line into a trained network, in one session or several."""

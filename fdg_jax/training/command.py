@@ -1,13 +1,13 @@
-"""The training commands: everything except their name, their data sets and their defaults.
+"""Runs a training command. A command itself has only its name, its data sets and its defaults.
 
 `start` checks what is cheap to check and claims the run directory; fdg_jax/training/lifecycle.py does the rest.
 
 Exit codes: 0 done; 2 bad input (one message, before any long work); 130, 143, 129 and 138 stopped by SIGINT, SIGTERM,
-SIGHUP and SIGUSR1 (from the first batch on, a checkpoint is written before); 1 anything else, such as a run that
-diverged or a damaged image. Flags and files: `--help`, and the README.
+SIGHUP and SIGUSR1 (after the first batch, with a checkpoint); 1 anything else, such as a run that diverged or a damaged
+image. `--help` and the README explain flags and files.
 
-Training goes on when its output can no longer be read (fdg_jax.machine.output). If the report cannot be written, the
-exit code is still that of the training.
+Training goes on if its output can no longer be written (fdg_jax.machine.output). If the report cannot be written, the
+training's exit code stays the same.
 """
 
 import dataclasses
@@ -93,7 +93,8 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
 
 
 def claim(asked: Config, held: ExitStack) -> tuple[str, bool]:
-    """Claims the run directory. Returns its path, and whether it holds a run to resume. held: keeps the claim."""
+    """Claims the run directory. Returns its path, and whether it holds a run to resume. held: the stack that keeps the
+    claim."""
     claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
     path, resume = held.enter_context(claimed)
     return str(path), resume

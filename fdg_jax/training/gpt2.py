@@ -1,11 +1,11 @@
 """GPT-2's weights, from and to safetensors files with Hugging Face's names: `--init-from FILE`, `export --format gpt2`.
 
-Their arrays are those of `--model gpt2` under other names, such as `h.0.attn.c_attn.weight` [in, out], with or without
-`transformer.` in front. The masks that some files have (`attn.bias`) are no weights, and are left out. A file does not
-say how many heads there are: they are those of the network that is trained.
+Such a file has the arrays of `--model gpt2` under other names, such as `h.0.attn.c_attn.weight` [in, out], with or
+without `transformer.` in front. The masks that some files have (`attn.bias`) are not weights and are left out. A file
+does not say how many heads there are; the network that is trained decides.
 
-A block of text may be shorter than the file's table of positions. Only its first rows are then taken, as no token of
-such a block stands at the others. An export has as many positions as a block has tokens.
+A block of text may be shorter than the file's table of positions. Then only the first rows of the table are taken,
+since no token of such a block is at a later position. An exported file has as many positions as a block has tokens.
 """
 
 import os
@@ -87,7 +87,7 @@ def save(path: str | os.PathLike[str], options: Config, variables: Mapping[str, 
     params = flatten_dict(variables["params"], sep="/")
     known = names(layers := len(variables["params"]) - 2)
     arrays = {known[name]: np.ascontiguousarray(array) for name, array in params.items()}
-    durable.write(Path(path), as_safetensors(arrays, {"format": "pt"}))  # what transformers asks for
+    durable.write(Path(path), as_safetensors(arrays, {"format": "pt"}))  # transformers requires this entry
     (V, width), T = arrays["wte.weight"].shape, len(arrays["wpe.weight"])
     heads = models.blocks(options.model, V, **o)[1].heads  # type: ignore[attr-defined]
     return f"GPT2Config(vocab_size={V}, n_positions={T}, n_embd={width}, n_layer={layers}, n_head={heads})"

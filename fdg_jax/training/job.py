@@ -37,11 +37,11 @@ from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
 ALONE = Peers()
-OF_PIPELINE = ("method", "engine", "dtype", "remat", "correct", "momentum", "beta")  # of options that both have
+OF_PIPELINE = ("method", "engine", "dtype", "remat", "correct", "momentum", "beta")  # options that Pipeline has, too
 OF_RECIPE = ("momentum", "weight_decay", "decay", "b2", "clip_norm")
 WARMED_UP = ("resnet110", "resnet1202")
 Variables = Mapping[str, Any]
-# (the network's random initial variables, the model's name) -> its variables, as InitialWeights.read.
+# (the network's random initial variables, the model's name) -> the variables to begin with, as InitialWeights.read.
 Initial = Callable[[Variables, str], Variables]
 
 
@@ -57,12 +57,13 @@ class Partition(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """[K + 1] The first block of every stage, and the number of blocks."""
+        """[K + 1] The first block of every stage, then the number of blocks."""
         return (0, *self.cuts, len(self.blocks))
 
 
 def partition(options: Config, dataset: data.Source, device: Any, peers: Peers = ALONE) -> Partition:
-    """Cuts the model as --split says; by default as the authors do, or balanced if they have no split. Raises BadInput.
+    """Cuts the model as --split says. By default the cut is the authors'; it is balanced if they have no split. Raises
+    BadInput.
 
     device: the device of stage 1, on which `--split measured` measures.
     """
@@ -78,8 +79,8 @@ def partition(options: Config, dataset: data.Source, device: Any, peers: Peers =
 def block_costs(
     name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any, peers: Peers = ALONE
 ) -> tuple[list[float], str]:
-    """Returns the cost of each block and its unit: time for `--split measured`, else FLOPs by XLA's analysis. Process 0
-    measures the times for all processes."""
+    """Returns the cost of each block and the unit of the costs: time for `--split measured`, else FLOPs by XLA's
+    analysis. Process 0 measures the times for all processes."""
     if name == "measured" and options.K > 1:
         batch = network_input(dataset, options.batch_size)
         return peers.from_zero(lambda: block_times.seconds(blocks, batch, device)), "time"
@@ -97,7 +98,7 @@ TENSOR, FSDP = ((HEADS, "tensor"), (HIDDEN, "tensor")), ((EMBED, "data"),)
 
 
 class Job(NamedTuple):
-    """Everything that a training loop needs, with every name in the options resolved."""
+    """Everything that a training loop needs: the options, and the objects that the options name."""
 
     options: Config  # as used, with all defaults filled in
     dataset: data.Source
@@ -105,7 +106,7 @@ class Job(NamedTuple):
     method: Method
     partition: Partition  # of the network into stages
     steps_per_epoch: int
-    steps: int  # batches after which the run ends
+    steps: int  # the number of batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
     devices: list[str]  # of stages k = 1..K; a stage on several devices names all of them
     peers: Peers
@@ -125,8 +126,8 @@ class Job(NamedTuple):
 
     @property
     def of_recipe(self) -> tuple[str, ...]:
-        """The options of model, data and recipe in which similar runs may differ: the model's options and, where they
-        are not the paper's, the optimizer and the learning rate schedule with their options."""
+        """The options of model, data and recipe in which similar runs may differ. They are the model's own options, and
+        the options of optimizer and learning rate that do not have the paper's values."""
         o = self.options
         found = [*models.declared(o.model), *(("block_size",) if self.dataset.unit == "tokens" else ())]
         found += [name for name in ("blocks", "final_rate") if getattr(o, name) != FIELDS[name].default]
@@ -137,15 +138,15 @@ class Job(NamedTuple):
 
 def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None = None) -> None:
     """Sets how many threads and CPU devices XLA gets, which decides the last bits of results. Call it before JAX
-    starts. Starts JAX where the number of devices is known: on one core and for a resumed run. Raises BadInput where
-    JAX cannot start.
+    starts. On one core and for a resumed run, the number of devices is known, so the function starts JAX. Raises
+    BadInput if JAX cannot start.
 
-    On one core no operation is split, as threads would take turns on the core (docs/log.md, 2026-11-22), and a single
-    process has one device for all stages. Each of several processes keeps the K devices, and so K threads, that it
-    requested when it joined: a single thread would compute nothing while it waits for a message.
+    On one core no operation is split, since threads would take turns on the core (docs/log.md, 2026-11-22). A single
+    process then has one device for all stages. Each of several processes keeps the K devices, and so K threads, that it
+    requested when it joined. A single thread could not compute while it waits for a message.
 
-    before: config.json of a resumed run, which keeps its first settings. one_core: whether all of several processes act
-        as on one core; None: there is one process only.
+    before: config.json of a resumed run, which keeps the settings of its first session. one_core: whether all processes
+        act as on one core; None if there is one process only.
     """
     flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
     alone = one_core is None
@@ -162,8 +163,8 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
 def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Initial | None = None) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
-    note: the resumed run's note on its data. peers: the processes that train together; by default this one alone, even
-        if others have joined it. initial: gives a new run the weights of another network.
+    note: the resumed run's note on its data. peers: the processes that train together; by default this process alone,
+        even if others have joined it. initial: makes the first variables of a new run from another network's weights.
     """
     dataset = peers.on_all(lambda: load_data(options, note))
     code = {name: file.sha256 for _, name, file in own_files.used(vars(options))}
@@ -182,7 +183,7 @@ def built(
     method = methods.find(options.method)
     options, stage_devices, remark = choose_engine(options, method, peers)
     first = stage_devices[0].devices.flat[0] if isinstance(stage_devices[0], Mesh) else stage_devices[0]
-    streamed = isinstance(dataset, data.Stream)  # so the examples are never all on a device
+    streamed = isinstance(dataset, data.Stream)  # then the examples are never all on a device
     N, parts = len(dataset.train_inputs), parts or partition(options, dataset, first, peers)
     options = dataclasses.replace(
         options,
@@ -199,7 +200,7 @@ def built(
     if not devices.is_here(first):  # stage 1 alone needs the inputs
         dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
-    if length.all_epochs > MOST_BATCHES:  # the learning rate of each batch is kept in memory
+    if length.all_epochs > MOST_BATCHES:  # the learning rates of all batches are kept in memory
         fact = f"{length.all_epochs:,} batches are more than {MOST_BATCHES:,}"
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
     by_batch = rate_by_batch(options, length.per_epoch)
@@ -231,7 +232,7 @@ def built(
 
 
 def of_seed(job: Job, seed: int, initial: Initial | None = None) -> Job:
-    """The job of a run that differs in its seed only, to be trained together with the first (fdg_jax.engine.seeds)."""
+    """The job of a run that differs from `job` in its seed only. Both are trained together (fdg_jax.engine.seeds)."""
     key, preprocess = jax.random.key(seed), preprocess_of(job.dataset.train_transform(seed), with_labels=False)
     whole = first_variables(job.partition, job.dataset, dataclasses.replace(job.options, seed=seed), initial)
     pipeline = job.pipeline.again(key, split.split_variables(whole, job.partition.cuts), preprocess)
@@ -239,7 +240,7 @@ def of_seed(job: Job, seed: int, initial: Initial | None = None) -> Job:
 
 
 def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
-    """Prints which options have no effect, or little. rates: [batches of the run], the learning rate of each batch."""
+    """Prints which options have little or no effect. rates: [batches of the run], the learning rate of each batch."""
     divides = options.optimizer in recipe.SCALE_FREE
     nothing = no_effect.lines(plan, options.momentum, lambda: divides)
     for line in (*nothing, *no_effect.of_run(options, plan, rates)):
@@ -268,7 +269,7 @@ def load_data(options: Config, note: str) -> data.Source:
             f"--batch-size {options.batch_size} is more than the {N} training {examples} of {dataset.name}. "
             f"Use a smaller batch."
         )
-    if options.blocks == "random":  # no batch is smaller than the others
+    if options.blocks == "random":  # all batches have the same size
         n = (n or N) // options.batch_size * options.batch_size
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
         raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
@@ -276,7 +277,7 @@ def load_data(options: Config, note: str) -> data.Source:
 
 
 def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> None:
-    """Raises BadInput if a checkpoint was made with other data. Warns if the checkpoint does not say with which."""
+    """Raises BadInput if a checkpoint was made with other data. Warns if the checkpoint does not name its data."""
     was, now = about.get("data"), dataset.fingerprint
     if now is None or not fingerprint.comparable(was):
         fact = f"the newest checkpoint does not say which {dataset.unit} it was made with: another version wrote it"
@@ -290,7 +291,7 @@ def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> Non
 
 
 def without_last(whole: data.Source, n: int) -> Any:
-    """The data set with its last n training examples as the test set, and a note on that. Raises BadInput if no
+    """The data set with its last n training examples as the test set, and a note that says so. Raises BadInput if no
     training example is left."""
     N, examples = len(whole.train_inputs), fingerprint.WORDS[whole.unit][0]
     if n >= N:
@@ -301,7 +302,7 @@ def without_last(whole: data.Source, n: int) -> Any:
 
 
 def check_last_batch(options: Config, method: Method, N: int) -> None:
-    """Refuses micro-batches that an epoch's last, smaller batch cannot be cut into."""
+    """Refuses a number of micro-batches into which an epoch's last, smaller batch cannot be cut."""
     last, M = N % options.batch_size, options.micro_batches
     if "micro_batches" in method.answers_to and 0 < last < M:
         raise BadInput(
@@ -314,9 +315,9 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
     """Returns the options with the engine settled, a device or a mesh per stage, and a remark on the devices ("" if
     none is needed).
 
-    Both engines get K CPU devices (or one, see `prepare_cpu`), though the delay line uses only one. XLA's pool
-    has max(devices, cores) threads, and the number of threads that share a convolution decides how its sums are
-    rounded. With equal pools the engines agree to the last bit.
+    Both engines get K CPU devices (or one, see `prepare_cpu`), though the delay line uses only one. XLA's pool has
+    max(devices, cores) threads. The number of threads that share a convolution decides how its sums are rounded, so
+    engines with equal pools agree to the last bit.
     """
     K, T = options.K, options.tensor
     R = [r * T for r in replicas(options.replicas, K)]
@@ -341,7 +342,7 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
 def reason_for_delay_line(options: Config, method: Method, found: list[Any], shared: bool) -> str:
     """A sentence on why `--engine auto` takes the delay line; "" if it takes the pipeline.
 
-    K=1 on an accelerator takes the delay line too, so that a baseline is dispatched in windows of batches like the
+    K=1 on an accelerator also takes the delay line, so that a baseline is dispatched in windows of batches like the
     other runs.
     """
     if found[0].platform == "cpu":  # the delay line is no faster there
@@ -357,8 +358,9 @@ def reason_for_delay_line(options: Config, method: Method, found: list[Any], sha
 
 
 def default_window(options: Config, platform: str, examples: int) -> int:
-    """Batches per dispatch. For the delay line on an accelerator: the largest number up to 50 that divides an epoch
-    evenly, or 50 if that is at most 25 (then the remainder's length is compiled as well). Else 1."""
+    """Batches per dispatch. On an accelerator the delay line takes the largest number up to 50 that divides an epoch
+    evenly. If this number is at most 25, the window is 50, and a shorter window at the epoch's end is compiled as well.
+    Otherwise 1."""
     if options.engine == "pipeline" or platform == "cpu":
         return 1
     bound, full = 50, examples // options.batch_size
@@ -367,7 +369,7 @@ def default_window(options: Config, platform: str, examples: int) -> int:
 
 
 def wants_warmup(options: Config, method: Method) -> bool:
-    """The paper's rule: warm-up for ResNet-110, for ResNet-1202, and for K = 3, 4 of the methods that depend on K.
+    """The paper's rule: warm-up for ResNet-110 and ResNet-1202, and at K = 3 and 4 for methods that depend on K.
     Schedules other than the paper's use --warmup-steps."""
     if options.lr_schedule != "paper":
         return False
@@ -385,15 +387,15 @@ def rate_by_batch(options: Config, per_epoch: int) -> optax.Schedule:
 
 
 def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) -> np.ndarray:
-    """The learning rate for each batch's gradient, computed once, so that logging never asks a device. Where
-    `accumulate` batches make one update, the first of them decides."""
+    """The learning rate for each batch's gradient, computed once, so that logging never reads from a device. If
+    `accumulate` batches make one update, all have the rate of the first batch."""
     first = jnp.arange(batches) // accumulate * accumulate
     return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(first), (batches,)))
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean over the batch. logits [batch, classes], labels [batch]; or [batch, T, classes] and [batch, T] of tokens."""
-    labels = labels.astype(jnp.int32)  # the labels of text are bytes
+    labels = labels.astype(jnp.int32)  # labels of text are unsigned integers
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels))
 
 

@@ -1,5 +1,5 @@
-"""A run from its checked options to its end: `prepare` builds the job, `begin` restores the newest checkpoint, `train`
-trains, and ENDINGS has the exit code and the message for each way in which a training can end."""
+"""A run from its checked options to its end. `prepare` builds the job, `begin` restores the newest checkpoint, and
+`train` trains. ENDINGS has an exit code and a message for each way in which a training can end."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ def resumed(path: Path, asked: Config, given: frozenset[str]) -> tuple[Config, d
 
 
 def finished(path: Path, options: Config) -> bool:
-    """Whether the run to be resumed is already finished; if so, prints that."""
+    """Whether the run to be resumed is already finished. If it is, prints so."""
     if (steps := reading.finished_steps(path, options)) is None:
         return False
     longer = f"With --init-from {path} another run begins with its weights"
@@ -77,7 +77,7 @@ def prepare_and_run(
 ) -> int:
     """Returns the exit code. Raises BadInput and Stopped before the first batch.
 
-    before: config.json of a resumed run. start: what is traced and tracked.
+    before: config.json of a resumed run. start: the flags of this start, such as --profile and --track.
     """
     gpu_flags.prepare(path, before, peers.process)
     made, weights = prepare(options, before, program, signals, peers)
@@ -95,9 +95,11 @@ def life(
     start: Start,
     name: str = "",
 ) -> Steps[int]:
-    """A run from its job to its exit code. It pauses after its state is restored, and then as `Loop.train` does.
+    """A run from its job to its exit code. The generator pauses after the run's state is restored, and then as
+    `Loop.train` does.
 
-    made, weights: of `prepare`. name: of one of several runs in this process, which says less.
+    made, weights: the results of `prepare`. name: the run's name if this process has several runs, which print less;
+        else "".
     """
     peers = made.peers
     made = made._replace(options=dataclasses.replace(made.options, run_dir=str(path)))
@@ -176,7 +178,7 @@ def configuration(
 
 
 def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warns where a resumed run is on another machine, or has other code, than its first session."""
+    """Warns if a resumed run has another machine or other code than its first session had."""
     known = [name for name in ENVIRONMENT if name in before and name in now]
     if any(" of process " in name for name in (*before["devices"], *now["devices"])):
         known.remove("devices")  # their names depend on the number of processes
@@ -187,11 +189,11 @@ def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def begin(job: Job, path: Path, resume: bool, start: Start = ONE_RUN, again: str = "") -> Run:
-    """Begins a run, or restores the newest checkpoint of a resumed one. In the run directory, only removes temporary
+    """Begins a run, or restores the newest checkpoint of a resumed one. In the run directory it only removes temporary
     files and sets damaged checkpoints aside.
 
-    start: what is traced and tracked. again: the command that resumes the run. Raises BadInput if no checkpoint is
-    whole, or the run could not go on with the same bits.
+    start: the flags of this start. again: the command that resumes the run. Raises BadInput if every checkpoint is
+        damaged, or the run could not go on with the same bits.
     """
     o, root, examples = job.options, path / CHECKPOINTS, len(job.dataset.train_inputs)
     job.peers.from_zero(lambda: run_checkpoints.sweep(root))
@@ -216,7 +218,7 @@ def refuse_lost(job: Job, path: Path) -> None:
     every = run_files.read_json(config).get("checkpoint_every") if config.is_file() else None
     due = max(job.steps_per_epoch if each is None else each for each in (every, o.checkpoint_every))
     step = max((event["step"] for event in reading.events(path)), default=0)
-    # Twice `due`, because a second checkpoint is begun only after the first is written. 0: none before the end.
+    # Twice `due`, because a second checkpoint is begun only after the first is written. 0 means none before the end.
     if (path / run_files.SUMMARY).exists() or (step >= 2 * due and 0 not in (every, o.checkpoint_every)):
         fact = f"{path} has results up to batch {step:,}, but no checkpoint to go on from"
         raise BadInput(
@@ -226,7 +228,7 @@ def refuse_lost(job: Job, path: Path) -> None:
 
 
 def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
-    """(state, loop, about) of the newest whole checkpoint, which process 0 chooses; None if there is no checkpoint.
+    """(state, loop, about) of the newest undamaged checkpoint, which process 0 chooses; None if there is no checkpoint.
 
     Raises BadInput as `run_checkpoints.load_newest`.
     """
@@ -262,8 +264,7 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
 def session(run: Run, signals: Signals) -> Steps[tuple[str, str]]:
     """Trains from where the run stands to its end.
 
-    Returns:
-        sha256 of the parameters, and of the last checkpoint's state.
+    Returns: (sha256 of the parameters, sha256 of the last checkpoint's state).
     Raises:
         Stopped: a signal came; a checkpoint was written.
         Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, except with
@@ -292,7 +293,7 @@ def session(run: Run, signals: Signals) -> Steps[tuple[str, str]]:
                     job.peers.lost = True
                     loop.saving.allow_repaired_data()
                     if job.peers.processes == 1 and not loop.saving.drained:
-                        leave_checkpoint(loop)  # it needs all processes, and a state before draining
+                        leave_checkpoint(loop)  # a checkpoint needs all processes, and a state before draining
                     raise
                 except BaseException as error:
                     job.peers.lost = True
@@ -325,7 +326,7 @@ def train_with_rollback(loop: Loop) -> Steps[tuple[str, str]]:
 
 
 def roll_back(loop: Loop, why: Diverged) -> None:
-    """Restores the newest checkpoint. Raises Diverged if there is none, and BadInput if none is whole."""
+    """Restores the newest checkpoint. Raises Diverged if there is no checkpoint, and BadInput if all are damaged."""
     record, saving = loop.record, loop.saving
     saving.abandon()
     loop.in_dispatch = True  # until pipeline and record agree again
@@ -344,8 +345,8 @@ def roll_back(loop: Loop, why: Diverged) -> None:
 
 
 def leave_checkpoint(loop: Loop) -> None:
-    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if none can be
-    written."""
+    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if this is
+    impossible."""
     try:
         loop.saving.save()
         loop.saving.check(needed=True)
@@ -374,9 +375,8 @@ def try_checkpoint(loop: Loop) -> str:
 
 
 def train(run: Run, signals: Signals) -> Steps[int]:
-    """Trains, then writes summary.json and the report; returns the exit code. The report is written first, so that the
-    sentence on the run's end is the last line. Process 0 writes and prints; the others print only what process 0 cannot
-    know."""
+    """Trains, then writes summary.json and the report; returns the exit code. The last line that is printed says how
+    the run ended. Process 0 writes and prints; the others print only what process 0 cannot know."""
     first, began_in = run.job.peers.first, os.stat(run.path)
     if first:
         (run.path / run_files.SUMMARY).unlink(missing_ok=True)
@@ -448,7 +448,7 @@ ENDINGS: Mapping[type[BaseException], tuple[int, Callable[..., str]]] = {
     Broken: (1, broken),
     OSError: (1, lambda error, run: run_files.not_written(run.path, error)),
 }
-OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process where it happens knows of it
+OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process where such an error happens knows of it
 
 
 def end(error: BaseException, run: Run) -> int:
@@ -563,7 +563,8 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None, quietly: b
     Arguments:
         path: the run directory.
         config: the run's configuration; None: read from config.json.
-        quietly: prints no warning, because the fault that prevents the report has ended the run too, and is printed.
+        quietly: whether to print no warning, because the fault that prevents the report has ended the run and is
+            printed.
     """
     try:
         report_page.write(path, config)

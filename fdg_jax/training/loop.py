@@ -1,10 +1,10 @@
 """The training loop for every data set: dispatch, record, evaluate, save, until all batches have entered.
 
-The loop uses only public methods of the pipeline. It waits for a device in two places: for an evaluation, whose numbers
-a person wants, and around a dispatch that compiles, so that compiling is not counted in the speed. A thread writes
-checkpoints, from arrays that may still be unfinished, while the loop goes on.
+The loop uses only public methods of the pipeline. It waits for a device in two places. It waits for an evaluation,
+whose numbers are printed. It waits around a dispatch that compiles, so that compiling is not counted in the speed. A
+thread writes checkpoints, from arrays that may still be unfinished, while the loop goes on.
 
-The batches are a function of (seed, step) alone, so that a resumed run sees the same ones.
+The batches are a function of (seed, step) alone, so that a resumed run sees the same batches.
 """
 
 import math
@@ -35,8 +35,8 @@ from fdg_jax.training.record import Run
 from fdg_jax.training.sampling import LENGTH, continued, sampled
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
-# Work that pauses (`yield`) where runs that train together wait for one another: where each has entered its batches,
-# and around work whose time does not count. A run by itself goes on at once.
+# Work of a run that pauses (`yield`) where runs that train together wait for one another. It pauses after batches have
+# entered, and around work whose time does not count. A single run goes on at once.
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 TEST_BATCH = 500  # upper bound; the largest divisor of the test examples is used, so that one shape is compiled
@@ -47,15 +47,15 @@ class Loop:
     manager that closes what the loop opens.
 
     Arguments:
-        run: what is trained. Its pipeline is at the batch of its record.
+        run: what is trained. Its pipeline and its record are at the same batch.
     """
 
     def __init__(self, run: Run, signals: Signals, progress: Progress):
         self.run, self.job, self.options, self.pipeline = run, run.job, run.job.options, run.job.pipeline
         self.record, self.signals, self.progress = run.record, signals, progress
         o, alone = self.options, self.job.peers.processes == 1  # several processes obey a signal together, in `agree`
-        # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted only tells of an
-        # interruption within a tick, and a dispatch may be many ticks.
+        # True from a call of the pipeline until the record has counted the batches. Pipeline.interrupted only shows an
+        # interruption within a tick, but a dispatch may have many ticks.
         self.in_dispatch = False
         self.in_flight = self.pipeline.watch() if o.stall_seconds or not alone else None
         self.watchdog = watchdog(self.job, self.in_flight, run.path) if self.in_flight else None
@@ -146,7 +146,7 @@ class Loop:
             yield
 
     def evaluation_due(self) -> bool:
-        """Whether --evaluate-every asks for an evaluation after the newest batch, and none was made yet."""
+        """Whether --evaluate-every asks for an evaluation after the newest batch that was not made yet."""
         every, step = self.job.evaluated_every, self.record.step
         return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
 
@@ -163,7 +163,7 @@ class Loop:
                 self.saving.save(best=True)
             yield
         self.progress.error = f"test error {record.error:.2f}%"
-        measures = record.measures(record.test_loss).items()  # of text: bits per byte
+        measures = record.measures(record.test_loss).items()  # for text: bits per byte
         more = f", test loss {found.loss:.4f}" if record.unit == "tokens" else ""
         more += "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
         loss = f"{record.train_loss():.4f}" if record.recent else "not known yet"  # nan means that a run has diverged
@@ -176,7 +176,7 @@ class Loop:
             self.progress.say(f"sample: {sample}")
 
     def sample(self) -> str | None:
-        """A text that the network continues, if one is asked for."""
+        """A text continued by the network; None unless --sample asks for one."""
         if not self.sampled:
             return None
         codec, start = self.sampled
@@ -192,7 +192,7 @@ class Loop:
         return codec.decode(continued(scores, start, LENGTH, job.dataset.per_example, **drawn))
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """The test batches. A signal is obeyed between two of them."""
+        """The test batches. A signal is obeyed between two batches."""
         for batch in self.feed.test():
             self.agree()
             yield batch
@@ -212,7 +212,7 @@ class Loop:
             failed = error
         with self.paused():
             self.read_losses(wait=True)
-            self.record.speed.forget()  # of the batches in flight only the rest is computed now
+            self.record.speed.forget()  # batches in flight are partly computed already
             state_sha256 = self.pipeline.state_sha256()
             if self.options.drain:
                 self.saving.drained = True
@@ -238,7 +238,7 @@ def to_end(work: Steps[Result]) -> Result:
 
 
 class FirstDispatches:
-    """Tells which dispatches may compile, so that their time is not taken for that of training.
+    """Tells which dispatches may compile, so that their time is not counted as training.
 
     The first dispatch of a shape may compile. In the pipeline, a batch of a new size needs 2K ticks to go through all
     stages and back. With M accumulated batches, M-1 more ticks pass until the update. So 2K+M-1 dispatches may compile.
@@ -269,7 +269,7 @@ class Profile:
     Arguments:
         batches: how many are traced; 0: none.
         run: the run directory.
-        paused: waits for the devices, and returns a context in which no training time is counted.
+        paused: a function that waits for the devices and returns a context in which no training time is counted.
         say: prints a line.
     """
 
@@ -336,10 +336,10 @@ class Work(NamedTuple):
 
 
 class InMemory:
-    """Windows of batches, of a data set in memory (which the delay line keeps on its device) or of a text in files.
+    """Windows of batches, from a data set in memory (which the delay line keeps on its device) or from a text in files.
 
-    A text is read batch by batch, so that the pipeline is between two batches if one cannot be read. If a file of a
-    text has been cut short, a window or test batch raises Damaged.
+    A text is read batch by batch, so that the pipeline is between two batches when a read fails. If a file of the text
+    has been cut short, reading a window or a test batch raises Damaged.
     """
 
     def __init__(self, dataset: Dataset | Text, options: Config, steps: int):
@@ -353,7 +353,8 @@ class InMemory:
             self.inputs, self.labels = anywhere(self.inputs), anywhere(self.labels)
 
     def next(self, step: int) -> Work:
-        """The next batches after `step`, at most --window and within the epoch. The smaller last batch goes alone."""
+        """The next batches after `step`, at most --window and within the epoch. The smaller last batch of an epoch is
+        dispatched alone."""
         self.check()
         rows = self.indices(step)
         shape = rows.shape[0], rows.shape[1]
@@ -364,7 +365,7 @@ class InMemory:
         return Work(shape, lambda pipeline: pipeline.train(inputs, labels, rows))
 
     def indices(self, step: int) -> np.ndarray:
-        """[W, batch] integers. Windows are counted from the epoch's start, so a resumed run has the same ones."""
+        """[W, batch] integers. Windows are counted from the epoch's start, so a resumed run has the same windows."""
         B, W, full = self.options.batch_size, self.options.window or 1, self.N // self.options.batch_size
         batch = step % -(-self.N // B)
         W = min(W - batch % W, max(1, full - batch), self.steps - step)
@@ -425,7 +426,7 @@ class Streamed:
         return TrainBatches(self.stream, self.options.batch_size, self.options.seed)[step]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Test batches of at most the training batch's size, which is known to fit into the device's memory."""
+        """Test batches, at most as large as a training batch, which is known to fit into the device's memory."""
         size = even_size(len(self.stream.test_inputs), self.options.batch_size)
         with Loading(Loader(TestBatches(self.stream, size)), self.check) as loader:
             yield from loader
@@ -444,6 +445,6 @@ def feed(source: Source, options: Config, steps: int, check: Callable[[], None] 
 
 
 def even_size(examples: int, most: int) -> int:
-    """Examples in a test batch: the largest divisor of `examples` up to `most`; if that is small, `most`."""
+    """Examples in a test batch: the largest divisor of `examples` up to `most`; if this divisor is small, `most`."""
     even = max(size for size in range(1, min(most, examples) + 1) if examples % size == 0)
     return even if even > most // 5 or even == examples else min(most, examples)

@@ -1,4 +1,4 @@
-"""The lines that a run prints before it begins, and those of `--dry-run`, which adds the costs.
+"""The lines that a run prints before it begins. `--dry-run` prints the same lines and the costs.
 
 The lines name the network and its data, the split, what each stage needs, and when the learning rate changes. --dry-run
 also times a few batches and an evaluation, and throws their weights away. It writes no files except in the user's
@@ -23,9 +23,9 @@ from fdg_jax.training.job import Job
 from fdg_jax.training.loop import FirstDispatches, feed
 from fdg_jax.training.record import Record, Run
 
-FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training, which ends at the first limit
+FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # timed training ends at the first limit
 NEVER = 10**9  # batches between two lines of metrics.jsonl, which a dry run does not write
-DISTURBED_PERCENT = 5.0  # of the cores' time; other processes that take more are reported
+DISTURBED_PERCENT = 5.0  # other processes that take more of the cores' time are reported
 PARTS = ("weights", "optimizer", "statistics", "auxiliary", "stashes", "old_weights", "gradients", "in_flight")
 
 
@@ -114,7 +114,7 @@ def whose_split(job: Job) -> str:
 
 
 def schedule_sentence(options: Config, per_epoch: int) -> str:
-    """When the learning rate changes, with a note if this is the paper's schedule scaled."""
+    """A sentence on when the learning rate changes, with a note if the paper's schedule is scaled to fewer epochs."""
     length = f"{count(options.epochs, 'epoch')} of {count(per_epoch, 'batch', 'es')}"
     if not options.epochs:
         length = f"{count(options.steps or 0, 'batch', 'es')} (an epoch has {per_epoch:,})"
@@ -136,7 +136,7 @@ def schedule_sentence(options: Config, per_epoch: int) -> str:
 
 
 def stop_clause(job: Job) -> str:
-    """If --steps ends the run before its schedule: where, and at what learning rate. Else ""."""
+    """A clause on the batch and learning rate at which --steps ends the run before its schedule; "" if it does not."""
     end, rates = job.steps, job.learning_rates
     if end == len(rates):
         return ""
@@ -193,7 +193,7 @@ def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 
 
 def memory_words(stage: dict[str, int]) -> str:
-    """27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, 2 stashes of 12.1, ... Leaves out parts below 1%."""
+    """A stage's memory: 27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, ... Parts below 1% are left out."""
     words = []
     for name in PARTS:
         if stage[name] < stage["total"] / 100 and name not in ("weights", "optimizer"):
@@ -220,10 +220,10 @@ def block_numbers(first: int, last: int) -> str:
 class Times(NamedTuple):
     """What was measured, in seconds.
 
-    compiling: the time until nothing compiled any more.
+    compiling: the time until all programs were compiled.
     example: the time per training example; None if every batch may have compiled.
     evaluation: the time for all test examples.
-    others_percent: in percent, the share of the CPU cores that other processes used meanwhile.
+    others_percent: the percentage of the CPU cores' time that other processes used meanwhile.
     """
 
     compiling: float

@@ -1,5 +1,5 @@
-"""The policies of a run: what to do about values that are not finite (`--on-nan`), when to write checkpoints
-(`--checkpoint-every`, `--keep-best`), and what to do if one cannot be written (`--on-failed-save`), or if operations do
+"""The policies of a run: when it writes checkpoints (`--checkpoint-every`, `--keep-best`), and what it does about
+values that are not finite (`--on-nan`), checkpoints that cannot be written (`--on-failed-save`) and operations that do
 not finish (`--stall-seconds`, `--peer-timeout`)."""
 
 import contextlib
@@ -48,9 +48,10 @@ class NonFinitePolicy:
     """Ends the training or lets it go on when values are not finite.
 
     Arguments:
-        job: its --on-nan is the policy: stop, skip or rollback. For rollback, Diverged is raised as well, and the
-            caller goes back. Its pipeline finds the first stage that computes a value that is not finite.
-        batch_after: number of batches -> the batch (inputs, labels) that follows them, for the search for that stage.
+        job: its --on-nan is the policy: stop, skip or rollback. For rollback, too, Diverged is raised; the caller then
+            goes back to a checkpoint. The job's pipeline finds the first stage with a value that is not finite.
+        batch_after: number of batches -> the batch (inputs, labels) that follows them. The search for that stage uses
+            it.
         say: prints a line.
     """
 
@@ -60,8 +61,8 @@ class NonFinitePolicy:
         self.warnings = 0
 
     def handle_metrics(self, metrics: Metrics) -> None:
-        """Handles a batch whose loss is not finite, or whose metrics report a refused update: warns with the policy
-        skip, else raises Diverged."""
+        """Handles a batch whose loss is not finite, or whose metrics report a refused update. The policy skip warns;
+        the others raise Diverged."""
         self.warnings += 1
         if self.skips and self.warnings > MOST_WARNINGS:
             return
@@ -73,8 +74,9 @@ class NonFinitePolicy:
         self.say(f"WARNING: {fact}. No update is made with it{last}.")
 
     def handle_state(self, found: NotFinite, needed: bool) -> None:
-        """Handles a state that was not saved because it is not finite: raises Diverged. With the policy skip, and if
-        only batches in flight are affected, it warns instead, or raises SaveFailed if the checkpoint is needed."""
+        """Handles a state that was not saved because it is not finite: raises Diverged. With the policy skip, if only
+        batches in flight are affected, it does not raise Diverged: it warns, or raises SaveFailed if the checkpoint is
+        needed."""
         if not self.skips or found.lasting:
             raise Diverged(f"{found}{self.first_stage(found.step)}", found.step) from None
         if needed:
@@ -82,8 +84,8 @@ class NonFinitePolicy:
         self.say(f"WARNING: {found}. Earlier checkpoints stay, and the run goes on.")
 
     def first_stage(self, step: int) -> str:
-        """A clause that names the first stage that batch `step` makes non-finite; "" if all stages are finite by
-        now."""
+        """A clause that names the first stage in which batch `step` causes a non-finite value; "" if all stages are
+        finite now."""
         where = self.pipeline.first_nonfinite(self.batch_after(step - 1), step - 1) if step else None
         return f"; the first that is not finite: the {where.what} of stage k={where.k}" if where else ""
 
@@ -114,7 +116,7 @@ class Saving:
             self.saver.prune()  # a killed process may have left too many
 
     def begin(self, fresh: bool = False) -> None:
-        """Goes on from the checkpoint of the restored record. fresh: there is none."""
+        """Goes on from the checkpoint of the restored record. fresh: there is no checkpoint."""
         self.saver.best = self.record.best_step if self.options.keep_best else None
         self.saver.step = -1 if fresh else self.record.step
         self.last_save_attempt = self.record.step  # the newest step at which a checkpoint was due
@@ -127,10 +129,10 @@ class Saving:
         return every > 0 and self.record.step // every > self.last_save_attempt // every
 
     def save(self, best: bool = False) -> None:
-        """Begins to write a checkpoint, unless the newest one is of this step. Losses may still be unfinished in the
-        checkpoint. best: the checkpoint is kept until there is a better one."""
+        """Begins to write a checkpoint, unless the newest checkpoint is of this step. Some losses in the checkpoint may
+        still be unfinished. best: the checkpoint is kept until there is a better one."""
         self.last_save_attempt = self.record.step
-        self.check()  # one at a time
+        self.check()  # checkpoints are written one at a time
         if self.drained:
             return
         if self.job.peers.from_zero(self.is_current):
@@ -138,7 +140,7 @@ class Saving:
             return
         self.record.losses(self.pipeline.losses())
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
-        expected = None if self.nonfinite.skips else self.record.bad  # refused updates it may have
+        expected = None if self.nonfinite.skips else self.record.bad  # refused updates that the state may have
         state = self.pipeline.snapshot(own=True)
         self.saver.save(self.record.step, state, self.record.state() | unread, expected, best)
 
@@ -147,7 +149,7 @@ class Saving:
         return self.saver.step == self.record.step
 
     def check(self, needed: bool = False, last: bool = False) -> None:
-        """Waits for the checkpoint under way. If it has failed, reports that and follows --on-failed-save.
+        """Waits for the checkpoint under way. If the checkpoint has failed, reports this and follows --on-failed-save.
 
         Arguments:
             needed: the session ends with this checkpoint and cannot go on without it.
@@ -166,8 +168,9 @@ class Saving:
             self.nonfinite.handle_state(found, needed)
 
     def allow_repaired_data(self) -> None:
-        """Allows a resume from any checkpoint, and from the next one, after a damaged image has been repaired. A text
-        that was cut short must be restored exactly."""
+        """Lets the run be resumed, from any checkpoint so far and from the next one, after a damaged image has been
+        repaired. To this end these checkpoints no longer record the images' content. A text that was cut short must be
+        restored exactly."""
         self.saver.close()
         now = self.job.dataset.fingerprint
         if self.job.dataset.unit == "tokens":
@@ -199,15 +202,15 @@ def about_job(job: Job) -> dict[str, Any]:
 
 
 class Watchdog:
-    """A context in which operations that do not finish are reported. It stops nothing and waits for nothing.
+    """A context in which operations that do not finish are reported. It never stops a run and never waits.
 
-    A thread regularly looks at the unfinished operations (fdg_jax.engine.unfinished). If the oldest one stays the same
-    for long, it is reported on stderr and in `stalls.jsonl`. Usually all other stages wait for this operation. A
+    A thread regularly looks at the unfinished operations (fdg_jax.engine.unfinished). If the oldest operation stays the
+    same for long, it is reported on stderr and in `stalls.jsonl`. Usually all other stages wait for this operation. A
     person decides what to do about it.
 
     Arguments:
         unfinished: the operations under way.
-        seconds: until an operation is reported, and between reports of the same one.
+        seconds: the time until an operation is reported, and between two reports of the same operation.
         run: the run directory, for stalls.jsonl.
 
     `may_compile` is set during a dispatch that may compile: this takes long and is no stall.
@@ -296,7 +299,7 @@ class PeerWatchdog(Watchdog):
         unfinished, seconds, run: as those of `Watchdog`; seconds may be infinite.
         timeout: seconds to wait for a message; then the process ends with exit code 1.
         processes: the process of each stage k = 1..K.
-        process: the number of this one.
+        process: the number of this process.
     """
 
     def __init__(

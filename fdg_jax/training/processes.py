@@ -1,9 +1,9 @@
 """The processes of one training: how they join, and what they decide together.
 
-Every process runs the same training loop over its own stages. All processes see the same losses, so most decisions
-agree by themselves. Some facts are known to one process only: a signal, a checkpoint that cannot be written, a missing
-file. These have to reach all processes. If they change what is computed, all processes act on them after the same
-batch.
+Every process runs the same training loop over its own stages. All processes see the same losses, so most of their
+decisions are the same. Some facts are known to one process only: a signal, a checkpoint that cannot be written, a
+missing file. These have to reach all processes. If such a fact changes what is computed, all processes act on it after
+the same batch.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ from fdg_jax.transport.notices import Notices, first_difference
 Answer = TypeVar("Answer")
 
 LATE_SECONDS = 10.0  # after which a late process is reported
-KEEPER_SECONDS = 1.0  # in which process 0, which keeps the notices, answers
-END_SECONDS = 5.0  # for the other processes to end, too
-FIRST_ENDS_SECONDS = 60.0  # for process 0, which still writes the report
+KEEPER_SECONDS = 1.0  # time for process 0, which keeps the notices, to answer
+END_SECONDS = 5.0  # time for the other processes to end, too
+FIRST_ENDS_SECONDS = 60.0  # time for process 0 to end, which still writes the report
 SHARED_SECONDS = 60.0  # for another host to see the run directory: network file systems cache that a file is missing
 current: list["JoinedPeers"] = []  # the processes that this one has joined
 OF_A_PROCESS = ("run_dir", "data_dir")  # options that may differ between hosts: paths
@@ -51,7 +51,7 @@ class Elsewhere(BadInput):
 
 
 class Silent(Exception):
-    """Another process has not answered in time: it or the connection to it is gone."""
+    """Another process has not answered in time: the process or the connection is gone."""
 
 
 class Peers(Processes):
@@ -79,7 +79,7 @@ class Peers(Processes):
         """Calls `make` in every process, and waits for all.
 
         Returns: this process's result.
-        Raises: BadInput or Stopped in every process, if `make` raises it in one of them.
+        Raises: BadInput or Stopped in every process, if `make` raises it in any process.
         """
         made = ended = None
         try:
@@ -96,7 +96,8 @@ class Peers(Processes):
         raise Elsewhere(fact) if isinstance(fact, str) else Stopped(fact)
 
     def compare(self, settings: Mapping[str, Any]) -> None:
-        """Raises BadInput in every process if the settings (name -> value) of one differ from those of process 0."""
+        """Raises BadInput in every process if the settings (name -> value) of any process differ from those of process
+        0."""
         said = self.all_gather({name: str(value) for name, value in settings.items()})
 
         def check() -> None:
@@ -106,8 +107,8 @@ class Peers(Processes):
         self.from_zero(check)
 
     def on_one_core(self) -> bool | None:
-        """Whether process 0 may use one core only; all processes then act alike, as the last bits depend on it. None
-        for a single process."""
+        """Whether process 0 may use one core only. All processes then act as on one core, since the last bits depend on
+        it. None for a single process."""
         return None if self.processes == 1 else self.from_zero(lambda: facts.usable_cores() == 1)
 
     def agree(self, **facts: Any) -> Mapping[str, Any]:
@@ -124,9 +125,9 @@ class Peers(Processes):
 class JoinedPeers(Peers):
     """A training in several processes that have joined (fdg_jax.transport.joining).
 
-    `agree` never waits for a batch of another process. A process with an event asks for a meeting; a thread in each
-    process then sends how often its process has called `agree`. All act on the event at the call after the largest of
-    these counts.
+    `agree` never waits for a batch of another process. A process with an event asks for a meeting. A thread in each
+    process then sends how often its process has called `agree`. All processes act on the event at the call after the
+    largest of these counts.
 
     Arguments:
         process, processes: as in `Peers`.
@@ -170,7 +171,8 @@ class JoinedPeers(Peers):
         left.result()
 
     def wait(self, name: str, process: int) -> str:
-        """The notice that a process has posted under a name. This process must have posted one under it as well."""
+        """Waits for the notice that a process posts under a name, and returns it. This process must have posted its own
+        notice under the same name."""
 
         def who() -> int:
             return process if self.notices.wait(f"{name}/{self.process}", KEEPER_SECONDS) is not None else 0
@@ -178,11 +180,11 @@ class JoinedPeers(Peers):
         return self.answer(lambda seconds: self.notices.wait(f"{name}/{process}", seconds), who)
 
     def answer(self, ask: Callable[[float], Answer | None], who: Callable[[], int]) -> Answer:
-        """Waits for an answer of another process, and reports a late one.
+        """Waits for another process's answer, and reports if the answer is late.
 
         Arguments:
-            ask: ask(seconds) -> the answer; None if there is none after that time.
-            who: () -> the number of the awaited process: 0 if not even this process's own notice can be read.
+            ask: ask(seconds) -> the answer; None if no answer came in this time.
+            who: () -> the number of the awaited process; 0 if even this process's own notice cannot be read.
         """
         began, waited = time.monotonic(), 0.0
         while True:
@@ -226,7 +228,7 @@ class JoinedPeers(Peers):
             self.condition.notify_all()
 
     def decide(self, number: int) -> None:
-        """Waits for a request for the meeting of that number; if one comes, settles the meeting and waits until it is
+        """Waits for a request for meeting `number`. If a request comes, settles the meeting and waits until it is
         over."""
         if self.notices.wait(f"meeting {number}", LATE_SECONDS) is not None:
             with self.condition:
@@ -244,10 +246,11 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
     """Joins the other processes of the training, if there are any, and checks that all were started alike.
 
     Arguments:
-        joining: how to find the others. options: those of this process. given: the names of those on the command line.
+        joining: how to find the others. options: those of this process. given: the names of the options on the command
+            line.
 
     Raises:
-        BadInput: the processes cannot be joined, or were started differently. Silent: one of them does not come.
+        BadInput: the processes cannot be joined, or were started differently. Silent: a process does not join in time.
     """
     if not joining.wanted:
         return Peers()
@@ -276,7 +279,7 @@ def join(joining: Joining, options: Config, given: frozenset[str]) -> Peers:
 
 
 def settings(options: Config, given: frozenset[str]) -> dict[str, Any]:
-    """The settings (name -> value) that all processes must share, checked before any loads data."""
+    """The settings (name -> value) that all processes must share, checked before any process loads data."""
     asked = {spelled(name): getattr(options, name) for name in FIELDS if name not in OF_A_PROCESS}
     versions = {name: run_files.version(name) for name in run_files.LIBRARIES}
     code = {"git commit": run_files.git_commit(), "XLA_FLAGS": os.environ.get("XLA_FLAGS")}
@@ -321,7 +324,7 @@ def check_shared(path: Path, peers: Peers) -> None:
 
 def leave(code: int) -> None:
     """Ends this process at once, since JAX's own shutdown waits long for lost processes. If all processes end together,
-    it waits for them first; else some would report that the coordinator has failed."""
+    it first waits for the others. Otherwise some would report that the coordinator has failed."""
     if current:
         ending = Thread(target=take_leave, args=(current[0],), daemon=True)
         ending.start()

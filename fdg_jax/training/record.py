@@ -34,12 +34,12 @@ HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
 
 class Speed:
-    """The speed of training: that of the newest seconds, and the mean of all sessions. Only finished work counts. The
-    time of programs that may compile, and that of `pause`, do not count. Call finished() after reading losses."""
+    """The speed of training in the newest seconds, and its mean over all sessions. Only finished work counts. Programs
+    that may compile, and time within `pause`, do not count. Call finished() after reading losses."""
 
     def __init__(self) -> None:
         self.timed_seconds, self.timed_units = 0.0, 0  # of training, and the images or tokens finished in them
-        self.marks: deque[tuple[float, int]] = deque()  # both, at the newest calls of finished()
+        self.marks: deque[tuple[float, int]] = deque()  # both counts, at the newest calls of finished()
         self.last: float | None = None  # when finished() was called last; None: time is not counted
         self.not_training = 0.0
         self.paused_at: float | None = None
@@ -117,11 +117,11 @@ class Record:
         examples: the size of the training set.
         log_every: batches between two lines of metrics.jsonl.
         learning_rates: [batches of all epochs]; entry b-1 is batch b's.
-        writes: whether it writes files; only one of several processes does.
-        source: the data set, which has the unit of speed; None: images.
+        writes: whether this process writes files; only one of several processes does.
+        source: the data set, which names the unit of speed; None: the unit is images.
 
-    `step` is the number of batches entered, `lines` that of lines in metrics.jsonl. `seconds` is the wall-clock time of
-    all sessions, with compilation and evaluation.
+    `step` is the number of batches entered, `lines` the number of lines in metrics.jsonl. `seconds` is the wall-clock
+    time of all sessions, with compilation and evaluation.
     """
 
     def __init__(
@@ -227,12 +227,12 @@ class Record:
         return self.seconds + time.monotonic() - self._began
 
     def entered(self, batches: int, examples: int) -> None:
-        """Counts a dispatch of so many batches and examples."""
+        """Counts a dispatch of this many batches and examples."""
         self.step += batches
         self.units += examples * self.per_example
 
     def losses(self, metrics: Sequence[Metrics]) -> None:
-        """Records finished losses, in the order of their batches. Only finite ones enter a mean."""
+        """Records the losses of finished batches, in the order of the batches. Only finite losses enter a mean."""
         ragged = sum(each.step % self.steps_per_epoch == 0 for each in metrics)
         if metrics:
             examples = self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged
@@ -314,8 +314,8 @@ class Record:
 class Run(NamedTuple):
     """A run: what is trained, where its files are, and where this session begins.
 
-    resumed: an earlier session began the run. fresh: the run has no checkpoint. start: what is traced and tracked.
-    again: the command that resumes the run. name: of one of several runs in this process; "" for one by itself.
+    resumed: an earlier session began the run. fresh: the run has no checkpoint. start: the flags of this start. again:
+        the command that resumes the run. name: the run's name among several in this process; "" for a single run.
     """
 
     job: Job

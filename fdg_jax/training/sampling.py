@@ -1,7 +1,7 @@
-"""Samples of a language model: tokens drawn one after another, each from the scores after those before it.
+"""Samples of a language model. Tokens are drawn one after another, each from the logits after the tokens before it.
 
-Each token costs a forward pass over a whole block, as nothing of the one before is kept. So a network needs no other
-form for sampling, and every model, split and device that evaluates also samples.
+Each token costs a forward pass over a whole block, since nothing is cached between tokens. So sampling needs no other
+form of the network: every model, split and device that can evaluate can also sample.
 """
 
 import os
@@ -33,14 +33,14 @@ def bytes_codec() -> Codec:
 
 
 def codec_of(options: Config, tokenizer: str | None = None, sha256: str | None = None) -> Codec:
-    """How text becomes the tokens of a run: by bytes, by a tokenizer, or as their numbers, with spaces between.
+    """How text becomes the tokens of a run: by bytes, by a tokenizer, or as token numbers separated by spaces.
 
     Arguments:
-        tokenizer: its file; None: the one beside the run's tokens, if it is there.
-        sha256: of the one that the run was made with, if it is known.
+        tokenizer: the tokenizer's file; None: the file beside the run's tokens, if there is one.
+        sha256: the hash of the tokenizer that the run was made with, if it is known.
 
     Raises:
-        BadInput: it is another tokenizer, or cannot be read.
+        BadInput: the tokenizer is not the run's, or cannot be read.
     """
     if options.dataset != "tokens":
         return bytes_codec()
@@ -65,7 +65,8 @@ def numbers(text: str) -> list[int]:
 
 
 def start_of(text: str, codec: Codec, classes: int) -> list[int]:
-    """The tokens of the text that a sample begins with. Raises BadInput if there are none, or one is not known."""
+    """The tokens of the text that a sample begins with. Raises BadInput if there are none, or the network has no such
+    token."""
     tokens = codec.encode(text)
     if not tokens or not all(0 <= each < classes for each in tokens):
         fact = f"{said('sample', text)} makes {len(tokens)} tokens, of which the network knows those from 0 to"
@@ -74,7 +75,7 @@ def start_of(text: str, codec: Codec, classes: int) -> list[int]:
 
 
 def sampled(options: Config, dataset: Source) -> tuple[Codec, list[int]] | None:
-    """(how text becomes tokens, the tokens that samples begin with) of --sample; None without it. Raises BadInput."""
+    """(the codec, the tokens that samples begin with) for --sample; None without --sample. Raises BadInput."""
     if options.sample is None:
         return None
     codec = codec_of(options)
@@ -93,11 +94,11 @@ def continued(
     """`start`, and `length` tokens after it. The same seed gives the same tokens.
 
     Arguments:
-        scores: [T] tokens -> [T, classes], the logits after each of them, which must not depend on later ones.
+        scores: [T] tokens -> [T, classes], the logits after each token, which must not depend on later tokens.
         start: at least one token.
         T: tokens of a block; the network sees the last T.
         temperature: divides the logits; 0 takes the largest.
-        top_k: draws from so many tokens, those of the largest logits; None: from all.
+        top_k: draws from the top_k tokens with the largest logits only; None: from all.
         seed: of NumPy's RandomState, whose stream never changes.
     """
     random, tokens = np.random.RandomState(seed), list(start)

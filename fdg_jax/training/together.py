@@ -1,8 +1,9 @@
 """`--seeds 0-31 --together`: the runs of several seeds as one program (fdg_jax.engine.seeds).
 
-Each run has the life of a run by itself (fdg_jax.training.lifecycle), with its own directory. The lives pause where a
-batch has entered, and this module lets them go on in turns. So all runs are at the same batch; runs that were stopped
-at different ones train one group after the other. A run that ends before the others does not disturb them.
+Each run goes through the same steps as a single run (`life` in fdg_jax.training.lifecycle) and has its own directory.
+It pauses after its batches have entered, and this module lets the runs go on in turns. So all runs are at the same
+batch. Runs that were stopped at different batches train one group after another. A run that ends early does not disturb
+the others.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ class Asked(NamedTuple):
 
 
 class Round(Signals):
-    """The signals as all runs see them: as they were when a round began, so that all stop at the same batch."""
+    """Shows every run the signals that had come when a round began, so that all runs stop at the same batch."""
 
     def __init__(self, signals: Signals):
         super().__init__()

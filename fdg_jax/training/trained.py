@@ -1,4 +1,4 @@
-"""The network that a run has trained, uncut, with its weights on the host: `fdg_jax.load_run`, and `--init-from`.
+"""The whole network that a run has trained, with its weights on the host: `fdg_jax.load_run`, and `--init-from`.
 
 `Trained` has no stages and no training state, so it works on any number of devices and without the run's data. It
 predicts, evaluates, writes a file, or gives its weights to a new run.
@@ -41,7 +41,7 @@ from fdg_jax.training.job import Partition
 Variables = Mapping[str, Any]
 AnyPath = str | os.PathLike[str]
 Which = int | str | None
-# A stage's array in a state of either engine; DGL has a [0] for the network, beside its auxiliary one.
+# A stage's array in a state of either engine; in DGL, [0] is the network and the rest its auxiliary network.
 OF_BLOCK = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.(params|extra)(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)
 OF_A_RUN = re.compile(r"(.+)@(\d+|best)", re.S)  # of --init-from: RUN@STEP or RUN@best
 
@@ -121,8 +121,8 @@ class Trained:
     options: the run's options; for an exported file, the options in the file.
     inputs: what the network takes.
     cuts: the first blocks of the run's stages 2..K.
-    about: where the weights are from: step (batches after which they were taken), drained (whether the batches in
-        flight were used before), parameters_sha256, data (the fingerprint of the data set).
+    about: facts on the weights: `step` (the batches after which they were taken), `drained` (whether the batches in
+        flight had been used), `parameters_sha256`, and `data` (the fingerprint of the data set).
     """
 
     def __init__(self, options: Config, inputs: Inputs, variables: Variables, about: Mapping[str, Any]):
@@ -151,8 +151,8 @@ class Trained:
     def outputs(self) -> Callable[[Any], jax.Array]:
         """The function images [n, H, W, C] uint8 -> logits [n, classes], which may still be unfinished arrays.
 
-        One program for each of the run's stages computes the logits, compiled as in the run: on a CPU this gives the
-        bits of the run's own evaluation. One program for the whole network would round differently.
+        A program for each of the run's stages computes the logits, compiled as in the run. On a CPU this gives the bits
+        of the run's own evaluation. One program for the whole network would round differently.
         """
         device, programs_of_stages = jax.local_devices()[0], []
         modules, variables = split.stages(self.blocks, self.cuts), split.split_variables(self.variables, self.cuts)
@@ -201,11 +201,11 @@ class Trained:
         Arguments:
             batches: an iterable of (images, labels); by default the test images of the run's own data set.
             data_dir: the folder of that data set; by default the run's.
-            text: for a run on text, its files; by default the run's. An exported file does not name them.
+            text: for a run on text, its files; by default the run's. An exported file does not name its text files.
             tokens, validation: likewise, for a run on tokens.
 
         Raises:
-            BadInput: the data set is missing, or is not the one that the run was trained on.
+            BadInput: the data set is missing, or the run was trained on other data.
         """
         run = programs.jit(partial(tally, job.cross_entropy))
         places = {"data_dir": data_dir, "text": text, "tokens": tokens, "validation": validation}
@@ -213,7 +213,8 @@ class Trained:
         return evaluate(lambda images, labels: run(self.outputs(images), np.asarray(labels)), found)
 
     def test_batches(self, **places: Any) -> Iterable:
-        """The test images of the run's data set, in the batches in which the run evaluates. places: as `evaluate`."""
+        """The test images of the run's data set, in the same batches as in the run's evaluations. places: as for
+        `evaluate`."""
         given, kind = {name: place for name, place in places.items() if place}, self.options.dataset
         kind = "images" if self.inputs.mean else kind
         for name, place in given.items():
@@ -227,10 +228,10 @@ class Trained:
         return loop.feed(source, self.options, 0).test()
 
     def save(self, path: AnyPath) -> None:
-        """Writes the weights and what is needed to use them into a safetensors file (fdg_jax.save_weights).
+        """Writes the weights, and all facts needed to use them, into a safetensors file (fdg_jax.save_weights).
 
         The header has model, dataset, K, step, drained, input_shape, input_dtype, classes, mean, std, data, and the
-        options that decide the run's result, without paths of this machine.
+        options that decide the run's result. It has no paths of this machine.
 
         Raises:
             BadInput: the file's folder does not exist.
@@ -251,12 +252,13 @@ def load_run(
 ) -> Trained:
     """The network that a run has trained, uncut, for predicting, evaluating and plain Flax.
 
-    Without `checkpoint`, the weights of a finished run are those of summary.json: the batches in flight of its last
-    checkpoint are used first, as at the end of the run (unless --no-drain). For an unfinished run, or with
-    `checkpoint`, the batches in flight are not used: these are the weights of the run's evaluation at that batch.
+    Without `checkpoint`, the weights of a finished run are its final weights, as in summary.json. To get them, the
+    batches in flight of the last checkpoint are used first, as at the end of the run (unless --no-drain). For an
+    unfinished run, or with `checkpoint`, the batches in flight are not used. The weights are then those of the run's
+    evaluation at that batch.
 
     Call this function before JAX computes anything. It then requests as many CPU devices as the run had, so that
-    programs give the run's bits; it warns if they cannot. The data set is not needed.
+    programs give the run's bits. It warns if this is impossible. The data set is not needed.
 
     Arguments:
         run: the run directory; or a file that `python -m fdg_jax.export` wrote.
@@ -322,8 +324,8 @@ def read(
 
 
 def chosen(path: Path, which: Which) -> tuple[int, bool]:
-    """Returns the step of the chosen checkpoint, and whether the end of the run is meant. Raises BadInput if the
-    checkpoint does not exist."""
+    """Returns the step of the chosen checkpoint, and whether the caller wants the weights at the end of the run. Raises
+    BadInput if the checkpoint does not exist."""
     try:
         steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.listed(path / CHECKPOINTS)]
     except OSError as error:
@@ -360,12 +362,12 @@ def final_sha256(path: Path, step: int) -> str | None:
 
 
 def at(options: Config, **places: AnyPath | None) -> Config:
-    """The options with these paths of the data instead of the run's. None leaves a path unchanged."""
+    """The options with other paths of data. places: option -> path; None leaves the run's path."""
     return dataclasses.replace(options, **{name: str(place) for name, place in places.items() if place is not None})
 
 
 def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """The Flax variables of the uncut network from a state. Its batches in flight are not used.
+    """The Flax variables of the uncut network from a state. The state's batches in flight are not used.
 
     Arguments:
         state: the state of a pipeline whose stages are made of the network's blocks.
@@ -393,7 +395,8 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
 
 
 def drain(state: Mapping[str, Any], options: Config, inputs: Inputs, blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """The weights after the batches in flight of a state have updated all stages, in a pipeline like the run's.
+    """Uses the batches in flight of a state, in a pipeline like the run's. Returns the weights after all stages are
+    updated.
 
     The state contains these batches, so a data set of zeros will do.
     """
@@ -450,7 +453,7 @@ class InitialWeights:
 
     Only the network's variables are taken, by the names of its blocks. So the other run may have had any K, split,
     method, optimizer and version. Optimizer, learning rate and the order of the batches begin anew. A file of another
-    program has GPT-2's names (fdg_jax.training.gpt2); if its table of positions is longer than a block of the data, the
+    program has GPT-2's names (fdg_jax.training.gpt2); if it has more positions than a block of the data has tokens, the
     first positions are taken.
 
     about: the source of the weights and the sha256 of the parameters; for a run also the number of batches before

@@ -1,6 +1,7 @@
 """How much of its devices a training uses: model FLOPs utilization (MFU, Chowdhery et al. 2022).
 
-FLOPs of the model in a second, over the peak of all devices of the run. What --remat computes again does not count.
+MFU is the model's FLOPs in a second, divided by the peak of all devices of the run. FLOPs that --remat repeats do not
+count.
 """
 
 from typing import Any
@@ -9,8 +10,8 @@ from fdg_jax import models
 from fdg_jax.config import model_options
 from fdg_jax.training.job import Job
 
-# FLOPs a second of dense products in bfloat16 with float32 sums, by the makers' data sheets. float32 has no entry: what
-# a device then computes in depends on JAX's precision.
+# FLOPs a second of dense products in bfloat16 with float32 sums, by the makers' data sheets. float32 has no entry,
+# because the precision of its products depends on JAX's settings.
 PEAKS = {
     "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v6 lite": 918e12,
@@ -18,7 +19,7 @@ PEAKS = {
 
 
 def measured(job: Job, rate: float | None) -> dict[str, Any]:
-    """The entries of summary.json on a training on tokens; {} where the model has no formula.
+    """The entries of summary.json on MFU, for a training on tokens; {} if the model has no formula for FLOPs.
 
     rate: tokens a second.
 

@@ -1,7 +1,7 @@
 """The default data set: CIFAR-10 if it is available, otherwise the digits, with a message.
 
 Digits replace CIFAR-10 only if CIFAR-10 is absent. A given data directory without CIFAR-10, or damaged files, are an
-error here too, as the user wants these files to be used.
+error here, too, since the user wants these files to be used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fdg_jax.machine.output import say
 
 
 def load(data_dir=None) -> Dataset:
-    """Loads CIFAR-10, or digits with a `note`. A missing network is noticed within 5 s."""
+    """Loads CIFAR-10, or digits with a `note`. Without a network, it gives up on a download within 5 s."""
     try:
         return cifar10.load(data_dir)
     except Unavailable as reason:

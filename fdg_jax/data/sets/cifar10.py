@@ -2,7 +2,7 @@
 
 Deviation: images are divided by the standard deviations of the training pixels, 0.2470, 0.2435 and 0.2616. The FDG
     authors' code has 0.2023, 0.1994 and 0.2010 (probably means over images of each image's deviation), so its inputs
-    are 1.22 to 1.30 times as large. For CIFAR-100 both have the same numbers.
+    are 1.22 to 1.30 times as large. For CIFAR-100 both codes have the same numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CIFAR-10 with images of 16x16 pixels, each the mean of 2x2: a quarter of the arithmetic, for experiments on a CPU.
+"""CIFAR-10 with 16x16 pixels, each the mean of 2x2 pixels: a quarter of the arithmetic, for experiments on a CPU.
 
 Each load makes the images from CIFAR-10, so directories, downloads and errors are CIFAR-10's. The means are rounded in
 integer arithmetic, halves upwards, so the bytes are the same on every machine.

@@ -1,8 +1,8 @@
 """Scikit-learn's embedded handwritten digits: real images that need no file and no network.
 
-They are 1,797 pictures of 8x8 pixels, shown here as 32x32x3 so that every CIFAR model trains on them
-unchanged: each pixel becomes a 4x4 square (exact on every machine, unlike an interpolation), 0..16 becomes
-0..255, and the one channel is repeated three times. The data have no official split. The split here is fixed and
+They are 1,797 pictures of 8x8 pixels. Here they have 32x32x3 numbers, so that every CIFAR model trains on them
+unchanged. Each pixel becomes a 4x4 square (exact on every machine, unlike an interpolation), 0..16 becomes 0..255, and
+the channel is repeated three times. The data have no official split. The split here is fixed and
 stratified: a fifth of each class, chosen by a frozen generator, is for testing.
 """
 
@@ -26,7 +26,7 @@ def load(data_dir=None) -> Dataset:
     return Dataset(
         "digits", train_images, labels[~test], images[test], labels[test], classes=10,
         mean=(float(mean),) * 3, std=(float(std),) * 3,
-        pad=2,  # half of an original pixel; four, as for CIFAR, would be one of eight original pixels
+        pad=2,  # half an original pixel; 4, as for CIFAR, would be one of the eight original pixels of a side
         flip=False,  # a mirrored 2 is not a 2
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Made-up images of CIFAR's shape, for benchmarks: no file, no network, the same bytes on every machine.
 
-Each class is a coarse random pattern, and each image is its class's pattern with noise. So a loss that does not fall
-means a bug. Crop and flip are CIFAR's, so that benchmarks include the same augmentation.
+Each class is a coarse random pattern, and each image is its class's pattern with noise. So the classes can be learned,
+and a loss that does not fall shows a bug. Crop and flip are CIFAR's, so that benchmarks include the same augmentation.
 """
 
 from __future__ import annotations

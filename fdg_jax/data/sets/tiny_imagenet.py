@@ -1,10 +1,10 @@
 """Tiny-ImageNet: 100,000 training and 10,000 test photographs of 64x64 pixels in 200 classes.
 
 The published folder is decoded once into memory (1.3 GB) and kept in the cache. The "test images" of the paper are the
-archive's validation images, the only other images whose classes are public.
+archive's validation images, since the classes of its test images are not public.
 
-Crop and flip are CIFAR's. The paper says "random cropping" without a number of pixels. Here it is 8, an eighth of the
-side, like CIFAR's 4 of 32.
+Crop and flip are CIFAR's. The paper says "random cropping" without a number of pixels. Here images are padded by 8
+pixels, an eighth of the side, as CIFAR's are by 4 of 32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Loads the data set. Nothing is downloaded, since the archive states no licence for its photographs.
 
     Arguments:
-        data_dir: the folder tiny-imagenet-200, or the one that holds it. None: TFDS's data directory.
+        data_dir: the folder tiny-imagenet-200, or the folder that contains it. None: TFDS's data directory.
 
     Raises:
         Unavailable: the data set is missing, and no directory was given.

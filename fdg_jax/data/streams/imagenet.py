@@ -1,8 +1,8 @@
 """ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation photographs of all sizes in 1000 classes.
 
-The files are read in place, in either of the two usual layouts: prepared by TFDS (`imagenet2012/<version>/`, as
-array_record files), or as folders, `train/<class>/*.JPEG` with `val/<class>/*.JPEG` or a flat `val/*.JPEG`. Images
-become 224x224 (see `jpeg`). Classes 0, 1, ... are WordNet's numbers, sorted, as in TFDS and PyTorch.
+The files are read in place, in either of the two usual layouts. One is prepared by TFDS: `imagenet2012/<version>/` with
+array_record files. The other has folders: `train/<class>/*.JPEG`, and `val/<class>/*.JPEG` or a flat `val/*.JPEG`.
+Images become 224x224 (see `jpeg`). Classes 0, 1, ... are WordNet's numbers, sorted, as in TFDS and PyTorch.
 
 Folders with other classes or fewer images are read too; the run then prints a prominent note that this is not ImageNet.
 """
@@ -72,7 +72,7 @@ def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
 
 
 def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
-    """(training images, validation images, classes) of a folder with train/<class>/ and val/, flat or not. BadInput."""
+    """(training images, validation images, classes) of a folder with train/<class>/ and val/. Raises BadInput."""
     train, val = folder / "train", folder / "val"
     classes = files.classes(train)
     if not classes:
@@ -84,7 +84,7 @@ def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
 
 
 def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
-    """Returns the class of each file of a flat `val/`, and the list that says so: Kaggle's if it exists, else
+    """Returns the class of each file of a flat `val/`, and the path of the list of classes: Kaggle's if it exists, else
     TFDS's."""
     for path in (folder / SOLUTION, val / SOLUTION):
         if path.is_file():

@@ -1,7 +1,7 @@
 """Any files that a user names; by default the text of Python's own help, which comes with every Python.
 
-The default text is one file with 0.75 MB of English about Python. It differs between versions of Python, so by its
-fingerprint a run on it cannot be resumed with another version.
+The default text is one file with 0.75 MB of English about Python. It differs between versions of Python. So its
+fingerprint differs, and a run on it cannot be resumed with another version.
 """
 
 from __future__ import annotations

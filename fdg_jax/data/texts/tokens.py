@@ -1,9 +1,10 @@
 """Files of tokens that somebody has made before: `--tokens train.bin --validation val.bin`.
 
-A file is raw numbers, as nanoGPT's prepare.py writes them, or a shard of llm.c and modded-nanogpt: 256 int32 (magic,
-version, number of tokens, then zeros), and the tokens. Several files are one text. They stay where they are and are
-read block by block, so memory does not grow with them. They are read once at the beginning, for their hash and largest
-token. Beside them only a `tokenizer.json` is opened, for its hash, and `encoded.json`, for the bytes that were encoded.
+A file has raw numbers, as nanoGPT's prepare.py writes them, or is a shard of llm.c and modded-nanogpt. A shard has a
+header of 256 int32 (magic, version, number of tokens, then zeros), then the tokens. Several files are one text. They
+stay where they are and are read block by block, so memory does not grow with them. They are read once at the beginning,
+for their hash and largest token. In their folder two more files are opened: `tokenizer.json`, for its hash, and
+`encoded.json`, for the number of bytes that were encoded.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ TOKENIZER, COUNTS = "tokenizer.json", "encoded.json"  # the latter: {"tokens": N
 
 
 class Shards:
-    """Files of tokens that are read like one `OpenFile`: the tokens of each follow those of the one before.
+    """Files of tokens that are read like one `OpenFile`, one file after another.
 
-    dtype: of a token. vocabulary: tokens are 0 .. vocabulary-1; reading another one raises Damaged.
+    dtype: the dtype of a token. vocabulary: tokens are 0 .. vocabulary-1; reading any other token raises Damaged.
     """
 
     def __init__(self, flag: str, files: Sequence[Path], dtype: str, vocabulary: int):
@@ -104,11 +105,11 @@ def load(
     """Opens files of tokens as a `Text`.
 
     Arguments:
-        files: for training; a pattern such as shards/*.bin means all files that match, in the order of their names.
+        files: for training; a pattern such as shards/*.bin stands for all matching files, in the order of their names.
         block_size: tokens of an example.
         validation: for testing; none: the last tenth of the training blocks.
-        vocabulary: tokens are 0 .. vocabulary-1; None: up to the largest one in the files.
-        token_dtype: uint16 or uint32, of files without a header.
+        vocabulary: tokens are 0 .. vocabulary-1; None: the largest token in the files plus 1.
+        token_dtype: the dtype of files without a header, uint16 or uint32.
 
     Raises:
         BadInput: a file cannot be read, is damaged or no file of tokens, has a token beyond the vocabulary, or there
@@ -159,7 +160,8 @@ class Together:
 
 
 def listed(flag: str, names: Sequence[str]) -> list[Path]:
-    """The files that names and patterns mean. Raises BadInput where a pattern matches none, or a file comes twice."""
+    """The files of these names and patterns. Raises BadInput if a pattern matches no file, or a file is listed
+    twice."""
     found = []
     for name in map(os.path.expanduser, names):
         there = [name] if os.path.lexists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
@@ -174,8 +176,8 @@ def listed(flag: str, names: Sequence[str]) -> list[Path]:
 
 
 def open_file(flag: str, path: Path, raw: str) -> tuple[OpenFile, int, str]:
-    """(the open file, bytes before its first token, dtype). raw: the dtype without a header. Raises BadInput if this is
-    no file of tokens, as far as its beginning and its length can tell."""
+    """(the open file, bytes before its first token, dtype). raw: the dtype without a header. Raises BadInput if the
+    file's beginning or length shows that it is no file of tokens."""
     way_out = "Name files of tokens (fdg_jax.data encode makes them)"
     if path.suffix in OTHERS:
         raise BadInput(f"{flag}: {path} is no file of tokens by its name, which ends in {path.suffix}. {way_out}.")
@@ -196,10 +198,11 @@ def open_file(flag: str, path: Path, raw: str) -> tuple[OpenFile, int, str]:
 
 
 def header(begin: np.ndarray, size: int) -> tuple[int, str, str] | None:
-    """(its bytes, dtype of the tokens, what is wrong) if a file begins with a header, maybe a damaged one; else None.
+    """(bytes of the header, dtype of the tokens, what is wrong) if a file begins with a header, even a damaged one;
+    else None.
 
-    begin: the first bytes. size: of the file, in bytes. A header is nearly all zeros, which no tokens are. So another
-    one, or one with a wrong magic, is not taken for tokens.
+    begin: the first bytes. size: the size of the file in bytes. A header is nearly all zeros, and tokens never are. So
+        a header with an unknown or wrong magic number is not taken for tokens.
     """
     magic, version, count = (int(each) for each in begin[:12].view("<i4")) if len(begin) >= 12 else (0, 0, 0)
     if magic not in KINDS:
@@ -217,7 +220,7 @@ def header(begin: np.ndarray, size: int) -> tuple[int, str, str] | None:
 
 
 def without_header(begin: np.ndarray, size: int, dtype: str) -> str:
-    """What is wrong with a file of raw numbers; "" for nothing. Arguments as those of `header`."""
+    """A text on what is wrong with a file of raw numbers; "" if nothing is wrong. Arguments as those of `header`."""
     width = np.dtype(dtype).itemsize
     if not size or size % width:
         fact = f"has {size:,} bytes, which are no whole number of {np.dtype(dtype)} tokens"
@@ -231,8 +234,8 @@ def without_header(begin: np.ndarray, size: int, dtype: str) -> str:
 
 
 def bytes_per_token(path: Path, tokens: int) -> float | None:
-    """Bytes of text for each token, from what `encode` wrote beside its shards; None without that, or if it was of
-    another number of tokens."""
+    """Bytes of text for each token, from the file that `encode` wrote beside its shards; None without this file, or if
+    it has another number of tokens."""
     try:
         found = strict_json.parse(path.read_bytes())
         return found["bytes"] / tokens if found["tokens"] == tokens else None
@@ -249,7 +252,7 @@ def tokenizer_sha256(path: Path) -> str | None:
 
 
 def tokenizer_of(path: str) -> Any:
-    """The tokenizer in a file. Raises BadInput without the package, or if the file holds none."""
+    """The tokenizer in a file. Raises BadInput if the package is missing, or if the file holds no tokenizer."""
     try:
         package = importlib.import_module("tokenizers")
     except ImportError as error:
