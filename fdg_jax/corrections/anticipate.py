@@ -52,9 +52,9 @@ class Options:
 
     prediction: Literal["spike", "linear", "last", "nesterov", "combined", "double"] = option(
         "spike",
-        "anticipate: how many times the last update a forward pass looks ahead, by staleness t and momentum m. spike: "
-        "(m - m^(t+1)) / (1 - m), as spike compensation and msnag do; linear: t; last: 1, error feedback; nesterov: m; "
-        "combined: linear and spike; double: 2 t.",
+        "anticipate: a forward pass uses the weights plus c times the last update. c, for staleness t and momentum m: "
+        "spike: (m - m^(t+1)) / (1 - m) (spike compensation, msnag); linear: t; last: 1 (error feedback); nesterov: m; "
+        "combined: linear plus spike; double: 2 t.",
     )
 
 

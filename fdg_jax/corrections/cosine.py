@@ -31,7 +31,7 @@ class Options:
 
     gate_decay: float = option(
         0.0,
-        "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.",
+        "cosine: also multiply gradients by exp(-A times the staleness). 0: do not.",
         metavar="A",
         inside="[0, inf)",
     )

@@ -29,10 +29,10 @@ class Options:
 
     anneal_updates: int = option(
         0,
-        "rate: the division by the staleness ends gradually, over so many updates (PipeMare's T1). 0: it stays.",
+        "rate: fade the division by the staleness out over T updates (PipeMare's T1). 0: never fade it out.",
         metavar="T",
         inside="[0, inf)",
-        use="a number of updates, or 0 for ever",
+        use="a number of updates, or 0 for never",
     )
 
 

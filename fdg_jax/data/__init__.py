@@ -88,6 +88,6 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
     if name in SETS.own():
         if not isinstance(found, Dataset | Stream):
             fact = f"{SETS.shown(name)}: load() returns a {type(found).__name__}"
-            raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset, or a Stream.")
+            raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset or fdg_jax.data.Stream.")
         found = found._replace(name=name)  # by which --resume finds it again
     return checked(found) if isinstance(found, Dataset) else found

@@ -22,12 +22,12 @@ from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
 
 NOTES = (
-    "With several seeds, a number is the median (lowest to highest). Differences are taken seed by seed: the mean and "
-    "Student's 95% interval. With one seed, a difference may be chance.",
+    "With several seeds, a cell has the median (lowest to highest). A difference is the mean over seeds, each compared "
+    "with itself, with Student's 95% interval. With one seed, a difference may be chance.",
     "Speeds can be compared only if the machine and its other load were the same.",
 )
 OTHER_DATA = "The data sets differ, so the errors cannot be compared."
-OTHER_LENGTH = "The numbers of batches differ: compare the curves, not the final numbers."
+OTHER_LENGTH = "The runs have different numbers of batches: compare the curves, not the final numbers."
 ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # always among the common options
 
 
@@ -81,9 +81,9 @@ def columns(runs: Sequence[Result]) -> list[Column]:
         Column("training loss", final("train_loss"), "{:.4f}".format),
         Column("% of its fall in the last tenth", last_tenth, "{:z.0f}".format),
         Column(f"{counted}/s", final(f"{counted}_per_second"), "{:,.0f}".format),
-        Column("time of training alone", seconds, clock),
-        Column("updates late, at most", lambda run: max(run.final.get("staleness") or [], default=None), "{:g}".format),
-        Column("MB of a stage, at most", lambda run: max(run.memory_bytes, default=0) / 1e6 or None, "{:,.0f}".format),
+        Column("training time", seconds, clock),
+        Column("largest staleness, updates", lambda run: max(run.final.get("staleness") or [], default=None), "{:g}".format),
+        Column("MB, largest stage", lambda run: max(run.memory_bytes, default=0) / 1e6 or None, "{:,.0f}".format),
     ]
     return [column for column in all_columns if any(column.of(run) is not None for run in runs)]
 
@@ -148,7 +148,7 @@ def text(made: Comparison) -> str:
     widths = [max(len(row[c]) for row in table) for c in range(len(made.heads))]
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in table]
     known = {n: v for n, v in made.common.items() if v is not None and (n in ALWAYS or v != FIELDS[n].default)}
-    shared = f"Equal in all: {', '.join(' '.join(words(name, value)) for name, value in known.items())}, and defaults."
+    shared = f"Equal in all runs: {', '.join(' '.join(words(name, value)) for name, value in known.items())}, and defaults."
     said = [output.bold(made.verdict)] if made.verdict else []
     return "\n".join([*made.data, *lines, "", *made.notes, shared, *said])
 
