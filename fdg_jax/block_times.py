@@ -48,7 +48,7 @@ def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -
 
 def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, rounds: int = ROUNDS) -> list[float]:
     """Seconds of each block, measured now."""
-    progress = Progress(len(blocks), "blocks", f"measuring block times on {device.platform}:{device.id}, once")
+    progress = Progress(len(blocks), "blocks", f"measuring block times on {device.platform}:{device.id} , once")
     steps = []
     for step in of_each_kind(blocks, x, lambda block, x, first: warm(block, x, device, first)):
         steps.append(step)

@@ -112,7 +112,7 @@ def converted(entry: Setting, option: Option, place: str) -> Any:
     elif number and possible and fits(0.5, kind):
         value = float(value)
     if not (possible and fits(value, kind)):
-        raise BadInput(f"{place}: {entry.key} is {shown(value)}, but must be a {described(kind)}.")
+        raise BadInput(f"{place}: {entry.key} is {shown(value)}, not {described(kind)}.")
     if option.name in ("run_dir", "init_from") and isinstance(value, str):
         return os.path.expanduser(value)  # as a shell does
     return value

@@ -49,9 +49,9 @@ def trained(given: Namespace) -> Trained:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
     made = parser("evaluate", "Prints the test loss and error of a trained network.")
-    made.add_argument("--text", metavar="FILE", nargs="+", help="Text files, for a run on text. Default: the run's.")
+    made.add_argument("--text", metavar="FILE", nargs="+", help="Files of a run on text. Default: the same.")
     for name in ("tokens", "validation"):
-        made.add_argument(f"--{name}", metavar="FILE", nargs="+", help="Token files, for a run on tokens. Default: the run's.")
+        made.add_argument(f"--{name}", metavar="FILE", nargs="+", help="Files of a run on tokens. Default: the same.")
     given = made.parse_args(arguments)
     network = trained(given)
     found = network.evaluate(data_dir=given.data_dir, text=given.text, tokens=given.tokens, validation=given.validation)

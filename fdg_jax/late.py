@@ -356,7 +356,7 @@ def dtype_of(asked: Any) -> Any:
     except TypeError:
         dtype = jnp.dtype(bool)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise BadInput(f"dtype={asked!r} cannot hold gradients. Use 'bfloat16', 'float16' or 'float32', or leave it out.")
+        raise BadInput(f"dtype={asked!r} cannot hold gradients. Use 'bfloat16', 'float16', 'float32' or None.")
     return dtype
 
 
@@ -531,4 +531,4 @@ def check_state(state: Any, profile: Profile) -> None:
     for k, (stage, D) in enumerate(zip(state.stages, profile.lines.delays, strict=True), 1):
         n = stage.line.version.shape[-1] - 1 if stage.line else 0
         if n != D:  # as from a file
-            raise BadInput(f"the queue of stage k={k} holds {n} gradients, not {D}: the state was made with other delays.")
+            raise BadInput(f"the queue of stage k={k} holds {n} gradients, not {D}: the state is of other delays.")

@@ -159,7 +159,7 @@ def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
             if loaded := FOLDERS[option].own().get(name):
                 if loaded.sha256 != about["sha256"]:
                     fact = f"{loaded.path} is not the file that {run} was made with"
-                    raise BadInput(f"{fact}. Restore that file ({copy} is a copy), or start a new run in another --run-dir.")
+                    raise BadInput(f"{fact}. Restore it ({copy} is a copy), or start a new run in another --run-dir.")
             elif TRUSTED.get():
                 try:
                     content = copy.read_bytes()
@@ -169,5 +169,5 @@ def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
                     raise BadInput(f"{copy} is not the file that {run} was made with: its sha256 differs. Restore it.")
                 load(option, str(copy), content)
             else:
-                fact = f"{run} was made with code of its own, {copy}, which is executed only on request"
-                raise BadInput(f"{fact}. Look at it, then add --trust-code (in Python, trust_code=True).")
+                fact = f"{run} was made with a user's own code, {copy}, which is executed only on request"
+                raise BadInput(f"{fact}. Read that file, then add --trust-code (in Python, trust_code=True).")

@@ -17,13 +17,14 @@ from fdg_jax.training import command, sampling
 @output.command
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    made = parser("sample", "Continues a text with a trained language model. Each token takes a forward pass over a whole block.")
+    about = "Continues a text with a trained language model. Each token takes a forward pass over a whole block."
+    made = parser("sample", about)
     made.add_argument("--sample", metavar="TEXT", default="\n", help="The text to continue. Default: a new line.")
     made.add_argument("--length", metavar="N", type=int, default=500, help="Number of tokens to draw. Default: 500.")
     for name, kind in (("temperature", float), ("top_k", int), ("seed", int)):
         about = f"{FIELDS[name].help if name != 'seed' else 'Random seed of the draws.'} Default: the run's."
         made.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=about)
-    about = "tokenizer.json, for a run on tokens. Default: that beside the run's tokens. Without any, tokens are numbers."
+    about = "tokenizer.json, for a run on tokens. Default: the one beside the tokens; if none, tokens are numbers."
     made.add_argument("--tokenizer", metavar="FILE", help=about)
     given = made.parse_args(arguments)
     with as_flags():

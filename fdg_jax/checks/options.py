@@ -35,7 +35,7 @@ def check(config: Config, given: Collection[str]) -> Plan:
          "Use --lr-schedule cosine, constant or wsd"),
         (o.warmup == "on" and o.lr_schedule != "paper", "warmup",
          f"this warm-up is of the schedule paper, and the schedule is {o.lr_schedule}", "Use --warmup-steps N"),
-        (o.precision == "bfloat16" != o.dtype, "precision", f"it means --dtype bfloat16, but there is --dtype {o.dtype}",
+        (o.precision == "bfloat16" != o.dtype, "precision", f"it means --dtype bfloat16, but --dtype is {o.dtype}",
          "Leave one of the two out"),
         (o.precision in ("float32", "tf32") and o.dtype != "float32", "precision",
          f"the network computes in {o.dtype}", "Leave one of the two out"),
@@ -161,7 +161,7 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
         why = "resumes its runs by itself" if start.several else "is about a run that has not begun"
         raise BadInput(f"{flag} {why}. Leave --resume out.")
     if start.several and config.run_dir is None:
-        raise BadInput(f"{flag} needs a directory for its runs: add --run-dir DIR. The same command again resumes them.")
+        raise BadInput(f"{flag} needs a directory for its runs: add --run-dir DIR. Repeat the command to resume.")
 
 
 def check_joining(joining: Joining, given: Collection[str], config: Config) -> None:

@@ -198,18 +198,18 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     """How to read the tables, and what the second one shows for this K."""
     others = f" except {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
     lines = [
-        "Locked, within a tick of the full pipeline: forward: a forward pass (F) waits for another stage's F; backward:",
-        "a backward pass (B) waits for a later stage's B; update: a B waits for a later stage's F.",
-        "Stashes: the largest number of batches that a stage keeps between ticks. Staleness of each stage: its updates",
-        "between a batch's forward pass and the update with that batch's gradient, on average. Old weights: the largest",
-        f"number of copies of a stage's weights beside the newest. Options have their defaults{others}.",
-        "Time: the critical path through a tick of the full pipeline; the next tick begins when every stage is done (as",
-        "in the paper). Stages take equal times, and communication takes none. If two paths differ, the table has the",
-        f"longer one at Tf = {LENGTHS.Tf}, Tb = {LENGTHS.Tb}, Taux = {LENGTHS.Taux}. Speed-ups over BP: at Tb = 2 Tf, "
-        "Taux = 0.",
+        "Locked, within a tick of the full pipeline: forward: a forward pass (F) waits for another stage's F;",
+        "backward: a backward pass (B) waits for a later stage's B; update: a B waits for a later stage's F.",
+        "Stashes: the largest number of batches that a stage keeps between ticks. Staleness of each stage: its",
+        "updates between a batch's forward pass and the update with that batch's gradient, on average. Old weights:",
+        f"the largest number of copies of a stage's weights beside the newest. Options have their defaults{others}.",
+        "Time: the critical path through a tick of the full pipeline; the next tick begins when every stage is done",
+        "(as in the paper). Stages take equal times, and communication takes none. Of different paths, the table has",
+        f"the one that is longest at Tf = {LENGTHS.Tf}, Tb = {LENGTHS.Tb}, Taux = {LENGTHS.Taux}. Speed-ups over BP "
+        "are those at Tb = 2 Tf, Taux = 0.",
         "Without a barrier, as in the host loop, a stage waits only for the messages that it needs.",
-        "Table 3 counts stored arrays, forward weights that differ from the newest, and old weights that the delay line",
-        "keeps while gradients wait (a pipeline keeps these in its stashes).",
+        "Table 3 counts stored arrays, forward weights that differ from the newest, and old weights that the delay",
+        "line keeps while gradients wait (a pipeline keeps these in its stashes).",
     ]
     gained = [r for r in rows if r.free.at(LENGTHS) < r.time.at(LENGTHS)]
     linear = [r for r in gained if r.free == Time(Fraction(1, K), Fraction(1, K), Fraction(0))]
@@ -219,7 +219,7 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     for r in rows:
         if r.schedule.micro_batches > 1 and K > 1:
             M, bubble = r.schedule.micro_batches, r.time.Tf * K
-            lines.append(f"{r.name}: a batch of M = {M} micro-batches takes, with the bubble, {bubble} times (Tf+Tb)/{K}.")
+            lines.append(f"{r.name}: M = {M} micro-batches and their bubble take {bubble} times (Tf+Tb)/{K}.")
     return "\n".join(lines)
 
 

@@ -90,8 +90,8 @@ class Options:
     norm: Literal["rms", "layer"] = option("rms", "Transformers: RMSNorm or LayerNorm.")
     biases: bool = option(False, "Transformers: biases in linear layers and LayerNorms.")
     mlp: Literal["gelu", "relu", "swiglu"] = option(
-        "gelu", "Transformers: the activation function of the MLP. swiglu has a third matrix; all three are smaller, so "
-        "that the MLP has as many parameters."
+        "gelu", "Transformers: the activation function of the MLP. swiglu has three smaller matrices, so that the "
+        "MLP has as many parameters."
     )
     qk_norm: bool = option(False, "Transformers: normalise the queries and keys of every head.")
 

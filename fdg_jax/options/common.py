@@ -53,7 +53,7 @@ class Common:
     )
     replicas: int | str = option(
         1, "Number of devices of each stage, K x R in all; or a number for each stage, such as 4,2; or 8/K for 8 in "
-        "all. Each device has the stage's weights and computes its share of each batch. Results are those of one device "
+        "all. Each device has the stage's weights and computes its share of a batch. Results are those of one device "
         "per stage, except for rounding.", metavar="R", group="method", free=True
     )
     tensor: int = option(
@@ -204,7 +204,7 @@ class Common:
         group="recipe"
     )
     b2: float = option(
-        0.999, "beta2 of every optimizer except sgd, in [0, 1); with muon, of its adamw.", inside="[0, 1)", group="recipe"
+        0.999, "beta2 of all optimizers except sgd, in [0, 1); with muon, of adamw.", inside="[0, 1)", group="recipe"
     )
     clip_norm: float = option(
         0.0, "Clip the gradient of each stage to this norm; 0: do not clip. With --K 1 the whole network's gradient is "
@@ -216,8 +216,8 @@ class Common:
         "(constant, then linearly down to 0 in the last fifth).", group="recipe"
     )
     final_rate: float = option(
-        0.0, "Last learning rate of cosine and wsd, as a fraction of --learning-rate.", inside="[0, 1]", use="0.1, say, or 0",
-        group="recipe"
+        0.0, "Last learning rate of cosine and wsd, as a fraction of --learning-rate.", inside="[0, 1]",
+        use="0.1, say, or 0", group="recipe"
     )
     warmup_steps: int = option(
         0, "Batches of linear warm-up at the start of cosine, constant or wsd.",
@@ -240,12 +240,12 @@ class Common:
         shown="random weights by --seed"
     )
     checkpoint_every: int | None = option(
-        None, "Batches between checkpoints (0: only at the end). A run stopped by SIGINT, SIGTERM, SIGHUP or SIGUSR1 also writes one.",
+        None, "Batches between checkpoints (0: only at the end). SIGINT, SIGTERM, SIGHUP and SIGUSR1 also cause one.",
         metavar="N", inside="[0, inf)", use="0 for only at the end", group="run",
         shown="once an epoch; with --epochs 0 a tenth of --steps", free=True
     )
     keep: int = option(
-        2, "Number of checkpoints to keep; older ones are deleted.", metavar="N", inside="[1, inf)", group="run", free=True
+        2, "Number of checkpoints to keep, the newest ones.", metavar="N", inside="[1, inf)", group="run", free=True
     )
     keep_best: bool = option(
         False, "Keep the checkpoint with the lowest test error, too (chosen on the test data!).", group="run", free=True
@@ -383,7 +383,7 @@ ONE_RUN = Start()  # with no such flag
 # Options of earlier versions: skipped in the files of old runs; on a command line, the error names the replacement.
 RETIRED = {
     "live": "--live was removed: the progress line, TensorBoard and --track NAME show a running training.",
-    "replay_check": "--replay-check was removed: run twice and compare final_state_sha256 in the two summary.json files.",
+    "replay_check": "--replay-check was removed: run twice, and compare final_state_sha256 in both summary.json files.",
     "resume_into": "--resume-into was removed: --init-from RUN begins a new run with the weights of another one.",
 }
 # The defaults that an optimizer changes. SGD's are the paper's, above. AdamW's are usual for small transformers. Lion

@@ -29,7 +29,7 @@ KEYWORDS = {
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
     *("variables", "split", "K", "gradient_norms", "ema", "axis_rules"),
 }
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true/false", list: "a list", dict: "an object"}
 LONGEST = 2**16  # characters of a text; a note may name several files
 LARGEST = 2**53  # the largest whole number that JSON keeps exactly in every language
 AS_FLAGS: ContextVar[bool] = ContextVar("AS_FLAGS", default=False)
@@ -104,7 +104,7 @@ def of_class(options: type | None, where: str, taken: Collection[str] = frozense
             fact = f"{who} is of a type that an option cannot have"
             raise BadInput(f"{fact}. Use bool, int, float, str or Literal with texts.")
         if not fits(field.default, kind):
-            fact = f"{who} has the default {field.default!r}, which is not a {described(kind)}"
+            fact = f"{who} has the default {field.default!r}, not {described(kind)}"
             raise BadInput(f"{fact}. Give a default of the option's type.")
         found[name] = Option(name, kind, field.default, **field.metadata)
     return found
@@ -135,7 +135,7 @@ def checked(option: Option, value: Any) -> Any:
         if several := choices(kind):
             use = " or ".join([f"{default} (the default)", *(each for each in several if each != default)])
             raise BadInput(f"{said(name, value)} is not known. Use {use}.")
-        raise BadInput(f"{said(name, value)} is not a {described(kind)}. The default is {default!r}.")
+        raise BadInput(f"{said(name, value)} is not {described(kind)}. The default is {default!r}.")
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     value = float(value) if float in parts(kind) else int(value)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def from_word(word: str, kind: Any) -> Any:
     for one in kinds:
         with contextlib.suppress(ValueError):
             return one(word)
-    raise argparse.ArgumentTypeError(f"{word!r} is not a {WORDS[kinds[0]]}")
+    raise argparse.ArgumentTypeError(f"{word!r} is not {WORDS[kinds[0]]}")
 
 
 # Options in messages and on command lines

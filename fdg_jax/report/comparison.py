@@ -82,7 +82,7 @@ def columns(runs: Sequence[Result]) -> list[Column]:
         Column("% of its fall in the last tenth", last_tenth, "{:z.0f}".format),
         Column(f"{counted}/s", final(f"{counted}_per_second"), "{:,.0f}".format),
         Column("training time", seconds, clock),
-        Column("largest staleness, updates", lambda run: max(run.final.get("staleness") or [], default=None), "{:g}".format),
+        Column("largest staleness", lambda run: max(run.final.get("staleness") or [], default=None), "{:g}".format),
         Column("MB, largest stage", lambda run: max(run.memory_bytes, default=0) / 1e6 or None, "{:,.0f}".format),
     ]
     return [column for column in all_columns if any(column.of(run) is not None for run in runs)]
@@ -148,7 +148,7 @@ def text(made: Comparison) -> str:
     widths = [max(len(row[c]) for row in table) for c in range(len(made.heads))]
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in table]
     known = {n: v for n, v in made.common.items() if v is not None and (n in ALWAYS or v != FIELDS[n].default)}
-    shared = f"Equal in all runs: {', '.join(' '.join(words(name, value)) for name, value in known.items())}, and defaults."
+    shared = f"Equal in all: {', '.join(' '.join(words(name, value)) for name, value in known.items())}, and defaults."
     said = [output.bold(made.verdict)] if made.verdict else []
     return "\n".join([*made.data, *lines, "", *made.notes, shared, *said])
 

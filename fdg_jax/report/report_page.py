@@ -123,7 +123,7 @@ def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mappi
     loss = summary.get("train_loss") or (train[-1]["train_loss"] if train else None)
     shown.append(("training loss", "–" if loss is None else f"{loss:.4f}"))
     if moved:
-        shown.append(("training loss: first, and mean of the last tenth of the run", f"{moved.first:.4g} → {moved.last:.4g}"))
+        shown.append(("training loss: first line, and mean of the last tenth", f"{moved.first:.4g} → {moved.last:.4g}"))
         if moved.percent is not None:
             shown.append(("of the loss's fall lies in the last tenth of the run", f"{moved.percent:z.0f}%"))
     shown.append((f"{unit(newest)} a second", f"{speed:,.0f}" if speed else "–"))

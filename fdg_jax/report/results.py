@@ -64,11 +64,11 @@ def read(path: Path) -> list[Result]:
     """The runs in a run directory or a results file. Raises BadInput if the path is neither."""
     if path.is_dir():
         if not there(path / CONFIG):
-            raise BadInput(f"{path} has no {CONFIG}, so it is not a run directory. Name run directories or *.jsonl files.")
+            raise BadInput(f"{path} has no {CONFIG}, so it is no run directory. Name run directories or *.jsonl files.")
         return [of_directory(path)]
     if path.suffix == ".jsonl":
         return of_file(path)
-    raise BadInput(f"{path} is neither a directory nor a *.jsonl file. Name run directories or experiments/results/*.jsonl.")
+    raise BadInput(f"{path} is neither a directory nor a *.jsonl file. Name run directories or files of results.")
 
 
 def of_directory(path: Path) -> Result:

@@ -113,7 +113,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 def refuse_less(steps: int, done: int) -> None:
     """Raises BadInput if a run is to end before its current batch."""
     if done > steps:
-        raise BadInput(f"--steps {steps}: the run is already at batch {done}. Give a larger number, or leave --steps out.")
+        raise BadInput(f"--steps {steps}: the run is already at batch {done}. Give more, or leave --steps out.")
 
 
 MISSING = object()
@@ -128,11 +128,11 @@ def check(
         if value is MISSING:
             raise BadInput(f"{path} lacks {name!r}. The file is damaged or of another version. {way_out}")
         if not fits(value, kind):
-            fact = f"{path}: {name} is {shown(value)}, not a {described(kind)}"
+            fact = f"{path}: {name} is {shown(value)}, not {described(kind)}"
             raise BadInput(f"{fact}. The file is damaged. {way_out}")
         for each in value if name in ELEMENTS and isinstance(value, list) else ():
             if not fits(each, ELEMENTS[name]):
-                fact = f"{path}: {name} has {shown(each)}, which is not a {described(ELEMENTS[name])}"
+                fact = f"{path}: {name} has {shown(each)}, not {described(ELEMENTS[name])}"
                 raise BadInput(f"{fact}. The file is damaged. {way_out}")
 
 

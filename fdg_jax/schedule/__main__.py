@@ -24,8 +24,8 @@ def parser() -> Parser:
     """The flags."""
     made = Parser(
         prog="python -m fdg_jax.schedule",
-        description="Shows a method's schedule: which stage runs forward (F) and backward (B) on which batch at tick t, "
-        "and at which weights each gradient is computed. Prints text, unless a file is asked for.",
+        description="Shows a method's schedule: which stage runs forward (F) and backward (B) on which batch at each "
+        "tick, and at which weights each gradient is computed. Prints text, unless a file is asked for.",
     )
     add = made.add_argument
     add("--K", type=int, default=3, help="number of stages (default 3)")
@@ -40,7 +40,7 @@ def parser() -> Parser:
     add("--open", action="store_true", help="open the explorer in the browser (without --html, from a temporary file)")
     add("--measured", type=Path, metavar="FILE", help="timeline.json of benchmarks.timeline, for the explorer")
     add("--svg", type=output.file_named(".svg"), metavar="FILE", help="write the schedule as a picture")
-    add("--trace", type=output.file_named(".json"), metavar="FILE", help="write the schedule as a trace for ui.perfetto.dev")
+    add("--trace", type=output.file_named(".json"), metavar="FILE", help="write a trace for ui.perfetto.dev")
     return made
 
 
@@ -83,7 +83,7 @@ def answer(given: argparse.Namespace) -> None:
     if given.measured is not None and not wants_page:
         raise BadInput("--measured belongs to the explorer. Add --html FILE or --open.")
     if given.ticks is not None and wants_page:
-        raise BadInput(f"--ticks {given.ticks}: the explorer sets the number of ticks. Leave out --ticks, or --html and --open.")
+        raise BadInput(f"--ticks {given.ticks}: the explorer ignores it. Leave out --ticks, or --html and --open.")
     if wants_page:
         open_with(given, method, options)
     if given.svg is not None or given.trace is not None:

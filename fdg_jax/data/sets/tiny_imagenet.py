@@ -73,7 +73,7 @@ def train_files(folder: Path) -> files.Files:
         found = set(files.images(place)[0])
         for image in (f"{name}_{number}.JPEG" for number in range(each)):
             if image not in found:
-                raise BadInput(f"{place / image} is missing ({len(found)} of {each} images are there). Unpack it again.")
+                raise BadInput(f"{place / image} is missing ({len(found)} of {each} images are there). Unpack again.")
             names.append(f"{name}/images/{image}")
             labels.append(label)
     return files.shuffled(folder / "train", names, labels)
