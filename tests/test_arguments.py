@@ -34,7 +34,7 @@ def given(**changed):
     ({"stages": [nn.Dense]}, "stage k=1 is the class Dense, not a Flax linen module. Give an instance"),
     ({"stages": [nnx.Linear(8, 5, rngs=nnx.Rngs(0))]}, "k=1 is a flax.nnx Linear, .*nnx modules into fdg_jax.from_nnx"),
     ({"loss": 0.5}, r"loss is 0\.5, not a function"),
-    ({"optimizer": 0.1}, r"optimizer is 0\.1, no optax optimizer"),
+    ({"optimizer": 0.1}, r"optimizer is 0\.1, not an optax optimizer"),
     ({"optimizer": optax.sgd}, r"optimizer is the function sgd, no optax optimizer. Give one, such as optax\.sgd\("),
     ({"devices": "cpu"}, r"devices='cpu' is not a list of JAX devices.*jax\.devices\(\)\[:2\]"),
     ({"devices": [0, 1]}, "the device of stage k=1 is 0, not a JAX device"),
@@ -176,7 +176,7 @@ class NnxSwitched(nnx.Module):
     ),
     (nn.Sequential([Field()]), r"layers_0 \(Field\) has a field `train`.*it is False"),
     (nn.BatchNorm(use_running_average=True), r"`use_running_average`.*nn\.BatchNorm\(\)\(x, use_running_average=True"),
-    (nn.Sequential([nn.Dropout(0.5)]), r"\"deterministic\" must be passed.*fdg_jax\.stage\(module\) sets"),
+    (nn.Sequential([nn.Dropout(0.5)]), r"\"deterministic\" must be passed.*fdg_jax\.stage\(module\)"),
     (Scanned(), r"CheckpointSwitched_0 \(Switched\) has .*`deterministic`"),
     (fdg_jax.from_nnx(lambda rngs: nnx.Sequential(NnxSwitched(rngs=rngs))), r"\(NnxSwitched\) has .*`training`"),
     (Frozen(), ""),
@@ -219,7 +219,7 @@ def test_parameters_without_gradients_and_those_made_of_inputs_are_refused(monke
         raise LazyInitError(partial_val="a value of the inputs")
 
     monkeypatch.setattr(nn.Module, "lazy_init", lazy_init)
-    with pytest.raises(BadInput, match=r"first variables depend on the values of its inputs.*Initialise the blocks"):
+    with pytest.raises(BadInput, match=r"initial variables depend on the values of its inputs.*Initialise the blocks"):
         given(stages=parts(2), split=[1], K=2).init(KEY, DATA[0])
 
 

@@ -61,7 +61,7 @@ WRONG = {
         '{"K": 2,\n "bta": 0.5}': "line 2: there is no option 'bta'. Did you mean beta?",
         '{"K": NaN}': "it has NaN, which is no number",
         "[1]": "is not a JSON object",
-        '{"K": 2, "beta": 1, "K": 3}': "it has the key 'K' twice. Mend it",
+        '{"K": 2, "beta": 1, "K": 3}': "it has the key 'K' twice. Correct the file",
     },
     "a.ini": {"K = 2": "its name must end in .toml, .yaml, .yml or .json"},
 }

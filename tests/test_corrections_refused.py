@@ -98,7 +98,7 @@ class Compensated(Stage):
 def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay():
     method = Method("mine", "", lambda K: fdg(K), delay_line=True, stage=Compensated)
     pipeline(2, DATA[0], method=method)
-    with pytest.raises(BadInput, match="has a stage class of its own"):
+    with pytest.raises(BadInput, match="has its own stage class"):
         pipeline(2, DATA[0], method=method, engine="delay-line")
 
 

@@ -50,7 +50,7 @@ def test_after_a_process_stopped_with_a_checkpoint_the_others_are_let_be_to_writ
     with Launched(code, "--restart", "1", words=("--run-dir", "x")) as launched:
         exit_code, out, err = launched.finish()
     assert exit_code == 143 and out.count("saved") == 2
-    assert "was stopped by SIGTERM; the others were stopped. Go on" in err and "All are started again" not in err
+    assert "was stopped by SIGTERM; the others were stopped. Go on" in err and "All processes are restarted" not in err
 
 
 # Signals to the launcher

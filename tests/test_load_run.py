@@ -122,7 +122,7 @@ def test_the_checkpoint_that_is_asked_for_is_found(run):
     (evaluate.main, ["run", "--checkpoint", "9"], "run has no checkpoint after batch 9"),
     (evaluate.main, ["notes.txt"], "notes.txt is damaged or is no safetensors file"),
     (export.main, ["run", "--to", "notes.txt"], "--to notes.txt exists already"),
-    (export.main, ["run", "--to", "no/w"], "its folder is not there"),
+    (export.main, ["run", "--to", "no/w"], "its folder does not exist"),
 ])  # fmt: skip
 def test_bad_input_ends_with_exit_code_2_and_a_sentence(main, words, fact, run, monkeypatch, capsys):
     monkeypatch.chdir(run.parent)

@@ -134,7 +134,7 @@ def test_inputs_that_do_not_fit_are_refused(inputs, match, trained):
 def test_stages_of_their_own_have_no_uncut_network():
     ours = pipeline(2, DATA[0])
     assert ours.cuts is None and len(ours.export()) == 2
-    with pytest.raises(BadInput, match=r"export\(whole=True\): the stages are modules of their own.*split="):
+    with pytest.raises(BadInput, match=r"export\(whole=True\): the pipeline was made of K stages.*split="):
         ours.export(whole=True)
     with pytest.raises(BadInput, match="variables is one dictionary, but the stages were not cut from one network"):
         pipeline(2, DATA[0], variables={"params": {}})
@@ -241,12 +241,12 @@ def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weight
 
 
 @pytest.mark.parametrize(("names", "texts", "said"), [
-    (["a/b", "a/b/c"], {"format": weight_files.WEIGHTS}, "names of its arrays make no tree"),
-    (["a/b"], {"format": weight_files.WEIGHTS, "containers": '{"a": "tuple"}'}, "names of its arrays make no tree"),
+    (["a/b", "a/b/c"], {"format": weight_files.WEIGHTS}, "names of its arrays do not form a tree"),
+    (["a/b"], {"format": weight_files.WEIGHTS, "containers": '{"a": "tuple"}'}, "do not form a tree"),
     *((["a"], {"format": weight_files.WEIGHTS, "dtypes": f'{{"a": {dtype}}}'}, "does not fit its arrays")
       for dtype in ("3", '"O"', '"key none"')),
     (["a"], {"format": weight_files.WEIGHTS, "containers": "[]"}, "does not fit its arrays"),
-    (["a"], {"format": weight_files.WEIGHTS, "containers": '{"a": []}'}, "names of its arrays make no tree"),
+    (["a"], {"format": weight_files.WEIGHTS, "containers": '{"a": []}'}, "names of its arrays do not form a tree"),
     *((["stage/1/a"], {"format": weight_files.PIPELINE, **K}, "which is no number of stages")
       for K in ({}, {"K": "0"}, {"K": "1000000000"})),
     *(([name], {"format": weight_files.PIPELINE, "K": "1"}, "which no pipeline of 1 stages has")

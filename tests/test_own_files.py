@@ -64,7 +64,7 @@ def test_a_run_directory_executes_nothing_unasked(own, tmp_path, capsys):
     shutil.copytree(own / "run", run)
     for name in NAMES:
         (run / "code" / f"{name}.py").write_text("raise SystemExit('executed')")
-    with pytest.raises(BadInput, match=r"code of its own, .*code/still_first\.py.*add --trust-code"):
+    with pytest.raises(BadInput, match=r"user's own code, .*code/still_first\.py.*add --trust-code"):
         load_run(run)
     assert cifar.main(["--run-dir", str(run), "--resume"]) == 2
     assert cifar.main(["--config", str(run / "config.json")]) == 2

@@ -111,7 +111,7 @@ def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
 
 
 @pytest.mark.parametrize(("options", "match"), [
-    ({"gain": "2"}, r"gain='2' is no number\. Use 1\.0, say, which is the default"),
+    ({"gain": "2"}, r"gain='2' is not a number\. The default is 1\.0"),
     ({"gain": -1.0}, r"gain=-1\.0: a gradient is multiplied by a positive number"),
     ({"pace": "crawl"}, r"pace='crawl' is not known\. Use walk \(the default\) or run\."),
     ({"beta": 0.5}, r"beta=0\.5: method mine has no such option \(it has: pace, gain\)"),
@@ -213,5 +213,5 @@ def test_words_become_values(words, values):
 
 def test_no_flag_may_be_abbreviated():
     for word in ("--epoch", "--no-dra", "--r"):
-        with pytest.raises(BadInput, match=f"{word} is no flag of this command"):
+        with pytest.raises(BadInput, match=f"{word} is not a flag of this command"):
             cli.parse([word, "3"], "command")

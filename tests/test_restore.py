@@ -53,7 +53,7 @@ def infinite(array):
 @pytest.mark.parametrize(("change", "match"), [
     (put(["stage3", "params", "kernel"], lambda a: a[:-1]), r"stage3/.*|state/\.params.* is float32\[11, 5\]"),
     (put(["stage3/updates"], lambda a: a - 99), "updates is .*, not a number of 0 or more"),
-    (put(["entered"], lambda a: a - 3), "2 batches have entered, 5 since the last drain"),
+    (put(["entered"], lambda a: a - 3), "2 batches in all, but 5 since the last drain"),
     (put(["t"], lambda a: a - 1), "the checkpoint holds memos of the batches .* for stage k=1"),
     (put(["stage1/summed"], lambda a: a + 1), "1 in its sum, but 0 and 0 are needed"),
     (put(["stage2", "state/.params", "kernel"], nan), r"1 of 144 numbers of the state's stage2/.*kernel.* not finite"),

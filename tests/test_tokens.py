@@ -86,9 +86,9 @@ def test_files_that_contradict_one_another_are_refused(tmp_path):
     one, shard = nanogpt(tmp_path / "one", tokens(1000)), tmp_path / "llama3"
     shard.write_bytes(np.array([20240801, 7, 99, *[0] * 253, *range(99)], np.int32).tobytes())
     for files, validation, said in (
-        ([one], [one], "is trained on, too"), ([one, one], [], "named twice"),
+        ([one], [one], "is among the training files, too"), ([one, one], [], "named twice"),
         ([tmp_path / "*.x"], [], "no file matches"), ([one, shard], [], "llama3 has uint32 tokens, and"),
-        ([tmp_path / "meta.pkl"], [], "no file of tokens by its name"), ([], [], "Name files of tokens with --tokens"),
+        ([tmp_path / "meta.pkl"], [], "not a file of tokens: its name"), ([], [], "Name files of tokens with --tokens"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=said):
             load(files, validation=[str(file) for file in validation])
@@ -173,7 +173,7 @@ REFUSED = {
     "--tokens missing.bin": "missing.bin cannot be read",
     "--vocabulary 5": "--dataset text has no such option; --text names files of text, --tokens files of tokens",
     "--tokens a --text b": "--text b: --dataset tokens has no such option",
-    "--epochs 0": "with 0 epochs --steps decides the length, but it is not given",
+    "--epochs 0": "with 0 epochs --steps sets the length, and --steps is not given",
     "--final-rate 0.1 --lr-schedule constant": "the schedule constant has no final rate",
     "--epochs 0 --steps 5 --lr-schedule paper": "the paper's schedule counts epochs",
 }

@@ -142,7 +142,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_loss_over_the_whole_batch_is_refused_where_batches_are_cut(name, options):
     batch = examples(1)[0] if name == "unweighted" else batches(1)[0]
-    with pytest.raises(BadInput, match=r"is not the mean of its values for the parts.* or use (a|batch_norm)"):
+    with pytest.raises(BadInput, match=r"is not the mean of its values on the parts.* or use (a|batch_norm)"):
         made(2, batch, WHOLE[name], **options)
 
 
@@ -253,7 +253,7 @@ def test_metrics_of_a_window_are_those_of_its_batches():
 
 
 @pytest.mark.parametrize(("metrics", "said"), [
-    ({"per": lambda x: x}, r"its metric 'per' is float32\[16, 5\]. Give a dictionary of numbers"),
+    ({"per": lambda x: x}, r"its metric 'per' is float32\[16, 5\]. Return a dictionary of numbers"),
     ({1: jnp.mean}, "its metric 1 is"),
 ])  # fmt: skip
 def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):

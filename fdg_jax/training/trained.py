@@ -315,8 +315,8 @@ def read(
             raise BadInput(f"{error} {way_out}.") from None
         found = states.parameters_sha256([variables["params"]])
     if expected not in (None, found):
-        fact = f"the weights differ from those of {path} in the last bits: this machine rounds the updates by batches in"
-        remark = f"{fact} flight differently. From Python, call load_run before anything that makes an array."
+        fact = f"the weights differ from those of {path} in the last bits: this machine rounds the updates of batches"
+        remark = f"{fact} in flight differently. From Python, call load_run before anything that makes an array."
     facts = {"step": step, "drained": drained, HASH: found, "data": about.get("data")}
     return Trained(options, inputs, variables, facts), remark
 
