@@ -38,7 +38,7 @@ def warm_up(worker: Worker) -> Worker:
 def side_of(given: report.Given, cores: int) -> side_specs.Side:
     """The side that is trained. Raises BadInput if flags make the measurement impossible."""
     if given.ticks < 2 * given.every:
-        raise BadInput(f"--ticks {given.ticks} with --every {given.every} is less than two parts. Use more ticks.")
+        raise BadInput(f"--ticks {given.ticks} with --every {given.every} gives less than two rows. Use more ticks.")
     if given.every % TURNS:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     if given.processes not in (1, given.K):

@@ -141,7 +141,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     if wrong := [workers for workers in given.workers if not 0 <= workers <= len(cores)]:
         raise BadInput(f"--workers {wrong[0]}: there are {len(cores)} cores, one for each. Use 0 to {len(cores)}.")
     if given.images < given.batch_size:
-        raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
+        raise BadInput(f"--images {given.images}: a batch needs {given.batch_size}. Use as many or more.")
     models.blocks(given.model, CLASSES)  # refuses an unknown model
     with tempfile.TemporaryDirectory() as folder, pinned(cores[:1]):  # before JAX makes its threads
         size = make_images(Path(folder), given.images)

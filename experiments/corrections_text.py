@@ -130,7 +130,7 @@ def goal(lines: Lines) -> str:
         return f"{label}: {times_words(times)} times, the best of {len(whole)} arms that have all seeds"
     label, _, gaps = min(whole, key=lambda each: fmean(each[2]))
     return (
-        f"none of {len(whole)} arms that have all seeds reaches it with each of them in {TIMES:g} times the tokens; "
+        f"none of the {len(whole)} arms with all seeds reaches BP's loss on every seed in {TIMES:g} times the tokens; "
         f"the nearest by loss is {label}, {fmean(gaps):+.3f} nats per byte behind its BP"
     )
 
