@@ -162,7 +162,7 @@ def disturbed(rows: Sequence[Row]) -> str:
     """The sentence about other processes that ends every table of speeds."""
     others = max(row["others_percent"] for row in rows)
     fact = f"Other processes took {others:.0f}% of the cores' time"
-    return f"{fact}: the machine was not quiet, so these results are not valid." if others > DISTURBED_PERCENT else f"{fact}."
+    return f"{fact}: the machine was not quiet, so this is not valid." if others > DISTURBED_PERCENT else f"{fact}."
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

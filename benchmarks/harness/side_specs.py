@@ -42,7 +42,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "hugepages": (("on", "only", "off"), "on (glibc keeps freed memory), only (it returns it at every step), or off"),
     "xla": ((), "XLA flags"),
     "dtype": (("float32", "bfloat16"), "float32 or bfloat16"),
-    "precision": (("default", "highest"), "precision of float32 products: default (JAX's; may be TF32 on a GPU) or highest"),
+    "precision": (("default", "highest"), "float32 products: default (JAX's; may be TF32 on a GPU) or highest"),
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 OF_TRAINING = "replicas=2, a correction with its options, an optimizer: correct=anticipate:prediction=linear"

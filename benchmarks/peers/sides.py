@@ -96,7 +96,7 @@ def check(side: side_specs.Side) -> side_specs.Side:
     if side.options.get("graph") and side.device != "gpu":
         raise BadInput(f"side {side.name}: a CUDA graph needs a GPU. Leave graph out, or use --device gpu.")
     if side.method in ("torch-ddp", "jax-shard-map") and side.batch_size % side.K:
-        raise BadInput(f"side {side.name}: {side.K} replicas need equal parts. Use a multiple of {side.K} as --batch-size.")
+        raise BadInput(f"side {side.name}: {side.K} replicas need equal parts. Use a multiple as --batch-size.")
     if side.method == "torch-pipeline":
         M = side.options["micro_batches"]
         if side.batch_size % M:

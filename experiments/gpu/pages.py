@@ -20,8 +20,8 @@ WORDS = (
     "**The sides of a speed** are those of `python -m benchmarks.images_per_second`: processes that run in turns on "
     "one GPU. A cell is the median of n windows. `delay-line`, and every side above except PyTorch's, is FDG with K = "
     "2 and many batches per dispatch (`lax.scan`). `bp:engine=delay-line` is BP, dispatched in the same way. `bp` and "
-    "`fdg` are dispatched batch by batch; FDG's stages share the GPU. `torch` is BP in PyTorch; `torch:graph=on`, called "
-    "PyTorch above, is the same as one CUDA graph. Untuned sides, and all sides of `speed-` parts, use "
+    "`fdg` are dispatched batch by batch; FDG's stages share the GPU. `torch` is BP in PyTorch; `torch:graph=on`, "
+    "called PyTorch above, is the same as one CUDA graph. Untuned sides, and all sides of `speed-` parts, use "
     "--xla_gpu_deterministic_ops. Seeds together are one program; their speed is the sum."
 )
 
