@@ -25,8 +25,8 @@ SAID = {
     "--optimizer rotation --beta 0.5 --correct rate --K 3": [BETA],
     "--optimizer adamw --correct rate --K 3": [],
     "--correct rate --K 3 --accumulate 3": ["the largest staleness is 1, so rate divides by 1"],
-    "--correct rate,cosine": ["--correct rate: no stage is late by more than 1 updates"],
-    "--optimizer muon --correct gap_aware": ["--correct gap_aware: the optimizer divides a gradient by its own size"],
+    "--correct rate,cosine": ["--correct rate: the largest staleness is 1"],
+    "--optimizer muon --correct gap_aware": ["--correct gap_aware: the optimizer divides each gradient by its typical"],
     "--correct gap_aware": [],
     "--K 1 --method ddg --one-version --accumulate 2 --correct cosine": [],  # there K = 1 is late, too
     "--optimizer nadam --correct cosine": [],
@@ -39,7 +39,7 @@ SAID = {
     "--correct rate --clip-norm 1 --K 3": ["each stage clips its own gradient"],
     "--beta 0.5 --clip-norm 1": ["each stage clips its own gradient"],
     "--clip-norm 1": [],
-    "--clip-norm 1 --method bp --K 2": ["with --K 2 each stage clips its own gradient, not bp that"],
+    "--clip-norm 1 --method bp --K 2": ["with --K 2 each stage clips its own gradient; the whole"],
     "--clip-norm 1 --method bp": [],
 }
 

@@ -98,10 +98,10 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     assert "31.25" in out and out.splitlines()[0] == str(tmp_path / "x.html")
     assert (tmp_path / "x.html").read_text().startswith("<!DOCTYPE html>")
     for words, said in (
-        ([str(tmp_path)], "has no config.json: it is no run directory"),
+        ([str(tmp_path)], "has no config.json, so it is no run directory"),
         ([str(tmp_path / "nowhere")], "is neither a directory nor a *.jsonl file"),
         ([str(path), "--html", str(tmp_path / "no" / "x.html")], "cannot be written: No such file"),
-        (["--html", str(tmp_path / "a.jsonl"), str(path)], "a.jsonl: give it a name that ends in .html"),
+        (["--html", str(tmp_path / "a.jsonl"), str(path)], "a.jsonl is not a name that ends in .html"),
     ):
         assert compare.main(words) == 2
         assert said in capsys.readouterr().err

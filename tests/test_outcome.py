@@ -96,7 +96,7 @@ def test_weights_that_do_not_fit_are_not_evaluated(trained):
     stages, whole = trained.export(), trained.export(whole=True)
     for match, variables in {
         "2 stages but 1 sets of variables were given": stages[:1],
-        r"stage k=1 takes .*, but the given one is nothing": [{"params": {}}, stages[1]],
+        r"stage k=1 takes .*, but nothing was given": [{"params": {}}, stages[1]],
         "the variables have params/block004, but the 4 blocks are block000 to block003": {
             "params": {**whole["params"], "block004": {}}
         },
@@ -123,7 +123,7 @@ def test_every_engine_and_method_predicts_and_exports(options):
 @pytest.mark.parametrize(("inputs", "match"), [
     (X[:, :7], r"predict cannot take inputs float32\[16, 7\]: .* stage 1 takes float32\[16, 8\]\. .* with transform="),
     (X.astype(np.int32), r"the inputs are int32\[16, 8\], but at init"),
-    (X[:0], r"^the inputs are float32\[0, 8\]: there is no example. Give predict at least one.$"),
+    (X[:0], r"^the inputs are float32\[0, 8\]: they hold no example. Give predict at least one example.$"),
     (X.tolist(), "numpy.asarray"),
 ])  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused(inputs, match, trained):

@@ -55,7 +55,7 @@ def test_a_run_keeps_its_own_files_and_goes_on_with_their_copies_where_they_are_
     assert f"test error {read(run / 'summary.json')['test_error_percent']:.2f}%" in out
     (tmp_path / "flat.py").write_text("NAMES = {'flat': {}}\nblocks = print")
     code, _, err = finish(started(*again, "--trust-code", "--model", "./flat.py", cwd=tmp_path))
-    assert code == 2 and re.search(r"\./flat\.py is not the file that .* was made with\. Put it back", err)
+    assert code == 2 and re.search(r"\./flat\.py is not the file that .* was made with\. Restore it", err)
 
 
 @pytest.mark.slow

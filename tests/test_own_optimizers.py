@@ -86,7 +86,7 @@ def _by_stage(chains, start):
 REFUSED = [
     ([optax.sgd(0.1)], "optimizer is a list of 1, but there are K=2 stages"),
     ([optax.sgd(0.1), 3], "the optimizer of stage k=2 is 3, not an optax optimizer"),
-    (lambda k: None, "the optimizer of stage k=1 is None, no optax optimizer"),
+    (lambda k: None, "the optimizer of stage k=1 is None, not an optax optimizer"),
     (0.1, "optimizer is 0.1, not an optax optimizer"),
     (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*optax.lookahead needs two"),
     (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam, which takes gradients at two"),

@@ -155,7 +155,7 @@ METHOD = Method(name="mine", summary="", schedule=lambda K: bp(K), options=Optio
 @pytest.mark.parametrize(("line", "match"), [
     ("gain: float = 1.0", r"gain is not made by option.*Write gain: float = option\(0\.5, "),
     ("gain: complex = option(1j, 'the gain')", "gain is of a type that an option cannot have"),
-    ("gain: int = option(1.5, 'the gain')", r"Options\.gain has the default 1\.5, which is no whole number"),
+    ("gain: int = option(1.5, 'the gain')", r"Options\.gain has the default 1\.5, not a whole number"),
     ("accumulate: int = option(2, 'fewer updates')", "mine.py and fdg_jax/methods/ddg.py declare .*differ"),
     ("seed: int = option(2, 'another seed')", "declares the option seed, a name that is already in use"),
 ])  # fmt: skip

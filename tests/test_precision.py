@@ -119,7 +119,7 @@ def test_a_layer_that_casts_its_weights_back_is_told_how_not_to():
     (text,) = [str(each.message) for each in warned]
     assert "384 bytes" in text  # of float32[8, 12]
     assert "Results are correct" in text
-    with pytest.raises(BadInput, match="With weights=current the backward pass would still use"):
+    with pytest.raises(BadInput, match="Even with weights=current the backward pass would use"):
         pipeline(2, data[0], stages=[Part(12), Part(CLASSES)], weights="current", **HALF)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

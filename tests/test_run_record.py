@@ -107,10 +107,10 @@ def test_a_damaged_config_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
-    ("K", True, "K is True, which is no whole number"),
-    ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line or scan"),
-    ("steps", "9", "steps is '9', which is no whole number or null"),
-    ("resumed", 3, "resumed is 3, which is no list or null"),
+    ("K", True, "K is True, not a whole number"),
+    ("engine", "fast", "engine is 'fast', not auto or pipeline or delay-line or scan"),
+    ("steps", "9", "steps is '9', not a whole number or null"),
+    ("resumed", 3, "resumed is 3, not a list or null"),
 ])  # fmt: skip
 def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, value, said):
     stored_run(tmp_path)

@@ -65,7 +65,7 @@ def test_tokens_of_32_bits_are_read_by_their_header_or_as_asked(tmp_path):
 
 
 BAD = {
-    "odd": (lambda path: path.write_bytes(b"x" * 101), "101 bytes, which are no whole number of uint16 tokens"),
+    "odd": (lambda path: path.write_bytes(b"x" * 101), "101 bytes, which is not a whole number of uint16 tokens"),
     "text": (lambda path: path.write_text("The quick brown fox. " * 50), "is text, not tokens"),
     "wide": (lambda path: np.arange(500, dtype=np.uint32).tofile(path), "Add --token-dtype uint32"),
     "folder": (Path.mkdir, "is no file"),
@@ -113,7 +113,7 @@ def test_500_damaged_files_give_a_sentence_each_and_no_wrong_token(tmp_path):
 
 def test_a_token_beyond_the_vocabulary_is_named_with_file_and_position_also_while_training(tmp_path):
     paths = [llm_c(tmp_path / f"{n}.bin", tokens(1000, n, 300)) for n in range(2)]
-    with pytest.raises(BadInput, match=r"0.bin: token number \d+ is \d+, and --vocabulary 200 ends at 199"):
+    with pytest.raises(BadInput, match=r"0.bin: token number \d+ is \d+, but --vocabulary 200 ends at 199"):
         load(paths, vocabulary=200)
     text = load(paths, vocabulary=300)
     with paths[1].open("r+b") as file:  # changed, not cut short
@@ -266,7 +266,7 @@ def test_encode_without_its_package_or_files_is_one_sentence(tmp_path, capsys, m
     words = ("--tokenizer", tmp_path / "none.json", "--out", tmp_path / "out", tmp_path / "none.txt")
     if importlib.util.find_spec("tokenizers"):
         assert encode(*words) == 2
-        assert "none.json holds no tokenizer" in capsys.readouterr().err
+        assert "none.json is not a tokenizer" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert encode(*words) == 2
     err = capsys.readouterr().err

@@ -29,7 +29,9 @@ KEYWORDS = {
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
     *("variables", "split", "K", "gradient_norms", "ema", "axis_rules"),
 }
-WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true/false", list: "a list", dict: "an object"}
+WORDS = {
+    int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "an object",
+}  # fmt: skip
 LONGEST = 2**16  # characters of a text; a note may name several files
 LARGEST = 2**53  # the largest whole number that JSON keeps exactly in every language
 AS_FLAGS: ContextVar[bool] = ContextVar("AS_FLAGS", default=False)
@@ -143,7 +145,7 @@ def checked(option: Option, value: Any) -> Any:
         raise BadInput(f"{said(name, value)}: whole numbers must be below {LARGEST:,}. Use a smaller number.")
     if option.inside and not lies(value, option.inside):
         use = option.use or ("another number, or leave the option out" if default is None else written(default))
-        raise BadInput(f"{said(name, value)}: the value {in_words(option.inside)}. Use {use}.")
+        raise BadInput(f"{said(name, value)}: it {in_words(option.inside)}. Use {use}.")
     return value
 
 
