@@ -268,7 +268,7 @@ def test_a_module_gets_a_new_key_in_every_step_and_none_in_evaluation(rngs):
 
 
 WRONG = [
-    (lambda: stage(Told(), switch="testing"), "does not say which value the switch has in training. Give switch={'testing':"),
+    (lambda: stage(Told(), switch="testing"), "which value the switch has in training. Give switch={'testing':"),
     (lambda: stage(Told(), switch="deterministic"), "Told has no argument or field `deterministic`: its call takes"),
     (lambda: stage(Training(training=True)), "may be a switch or a fixed value. Give switch='training'"),
     (lambda: stage(Told(), carry=("mask",)), "name the entries that Told takes, as inputs='x'"),

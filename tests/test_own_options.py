@@ -115,7 +115,7 @@ def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
     ({"gain": -1.0}, r"gain=-1\.0: a gradient is multiplied by a positive number"),
     ({"pace": "crawl"}, r"pace='crawl' is not known\. Use walk \(the default\) or run\."),
     ({"beta": 0.5}, r"beta=0\.5: method mine has no such option \(it has: pace, gain\)"),
-    ({"method": "dni", "conditional": "yes"}, "conditional='yes' is no true or false"),
+    ({"method": "dni", "conditional": "yes"}, "conditional='yes' is not true or false"),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_refused_in_python(options, match, folder):
     (folder / "mine.py").write_text(MINE)
@@ -180,7 +180,7 @@ def test_two_files_may_declare_the_same_option(folder):
 @pytest.mark.parametrize(("changed", "match"), [
     (("options=Options, ", ""), r"mine\.py has a class Options, which its METHOD does not name\. Add options=Options"),
     (('name="mine"', 'name="yours"'), r"mine\.py: METHOD has the name 'yours', but the file has 'mine'\."),
-    (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is no dataclass"),
+    (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is not a dataclass"),
 ])  # fmt: skip
 def test_a_file_that_contradicts_itself_is_refused_where_the_method_is_chosen(changed, match, folder):
     (folder / "mine.py").write_text(MINE.replace(*changed))

@@ -68,7 +68,7 @@ BAD = {
     "odd": (lambda path: path.write_bytes(b"x" * 101), "101 bytes, which is not a whole number of uint16 tokens"),
     "text": (lambda path: path.write_text("The quick brown fox. " * 50), "is text, not tokens"),
     "wide": (lambda path: np.arange(500, dtype=np.uint32).tofile(path), "Add --token-dtype uint32"),
-    "folder": (Path.mkdir, "is no file"),
+    "folder": (Path.mkdir, "is not a file"),
     "absent": (lambda path: None, "cannot be read: No such file"),
     "few": (lambda path: nanogpt(path, tokens(64)), "64 tokens make 1 blocks of --block-size 32, and 2 are needed"),
 }
