@@ -42,7 +42,7 @@ def side_of(given: report.Given, cores: int) -> side_specs.Side:
     if given.every % TURNS:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     if given.processes not in (1, given.K):
-        raise BadInput(f"--processes {given.processes}: stages share one, or each has its own. Use 1 or {given.K}.")
+        raise BadInput(f"--processes {given.processes}: stages share one process, or each has one. Use 1 or {given.K}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     name = methods.find(given.method).name + ":processes=each" * (given.processes > 1)
     side = side_specs.parse(name, common, "", given.split)

@@ -107,7 +107,7 @@ def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
     folder.save(tmp_path / "c", state)  # bfloat16 activations in flight among it
     assert any(value.dtype == jnp.bfloat16 for value in state.values())
     assert states.sha256(folder.load(tmp_path / "c")[0]) == states.sha256(state)
-    with pytest.raises(BadInput, match=r"stashed weights in bfloat16, .* this one is .* stashed weights, "):
+    with pytest.raises(BadInput, match=r"stashed weights in bfloat16, .* this run is .* stashed weights, "):
         pipeline(2, data[0], stages=stages).restore(state)
 
 

@@ -63,7 +63,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> side_specs
         return side_specs.parse(text, common, xla, split)
     peer, device = PEERS[name], common.get("device", "cpu")
     if device == "gpu" and not peer.gpu:
-        raise BadInput(f"side {text} trains on cores of a CPU. Leave it out, or use --device cpu.")
+        raise BadInput(f"side {text} trains on cores of a CPU. Leave this side out, or use --device cpu.")
     options = {**peer.options, **dict(option(text, peer, word) for word in words)}
     if device == "cpu" and not options.get("graph"):
         options.pop("graph", None)  # an option for a GPU

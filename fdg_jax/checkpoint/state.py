@@ -93,8 +93,8 @@ class Reading(Mapping[str, Any]):
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise BadInput(
-                f"the checkpoint holds {left[0]}{more}, which this pipeline has no place for: the checkpoint is of "
-                "another optimizer, model or method. Make the pipeline as it was when the state was taken."
+                f"the checkpoint holds {left[0]}{more}, which this pipeline does not have: the checkpoint is of "
+                "another optimizer, model or method. Make the pipeline as it was when the state was saved."
             )
 
 

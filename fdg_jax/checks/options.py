@@ -156,7 +156,7 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
     if not flag:
         return
     if joining.wanted:
-        raise BadInput(f"{flag} is for a training in one process. Leave it or --coordinator out.")
+        raise BadInput(f"{flag} is for a training in one process. Leave {flag} or --coordinator out.")
     if config.resume is True or (config.resume and start.several):
         why = "resumes its runs by itself" if start.several else "is about a run that has not begun"
         raise BadInput(f"{flag} {why}. Leave --resume out.")

@@ -92,5 +92,5 @@ def make(late: Late, prediction: Prediction) -> Correction:
     return Correction(init=zeros, forward=forward, updated=updated, drained=zeros)
 
 
-SUMMARY = "forward at the weights expected by then: error feedback, weight prediction, spike compensation, Nesterov"
+SUMMARY = "forward pass at predicted weights: error feedback, weight prediction, spike compensation, Nesterov"
 CORRECTION = CorrectionSpec(name="anticipate", summary=SUMMARY, make=make, options=Options, weights="stashed")

@@ -51,5 +51,5 @@ def make(late: Late, gate_decay: float) -> Correction:
     return Correction(init=optax.tree.zeros_like, gradient=gradient)
 
 
-SUMMARY = "gradients gated by their cosine to the mean of those before"
+SUMMARY = "gradients scaled by their cosine to the running mean of earlier gradients"
 CORRECTION = CorrectionSpec(name="cosine", summary=SUMMARY, make=make, options=Options)

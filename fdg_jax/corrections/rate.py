@@ -48,5 +48,5 @@ def make(late: Late, anneal_updates: int) -> Correction:
     return Correction(optimizer=lambda chain: optax.chain(chain, scale))
 
 
-SUMMARY = "updates divided by the staleness (Zhang et al. 2016), for a while only with --anneal-updates (PipeMare's T1)"
+SUMMARY = "updates divided by the staleness (Zhang et al. 2016); with --anneal-updates only at first (PipeMare's T1)"
 CORRECTION = CorrectionSpec(name="rate", summary=SUMMARY, make=make, options=Options)

@@ -75,7 +75,7 @@ def check_signature(problem: Problem, engine: str, flat: Mapping[str, Any]) -> N
     if {ours.rpartition(", ")[2], theirs.rpartition(", ")[2]} == {HOST_LOOP, SCAN}:
         made = "an accelerator (scan)" if theirs.endswith(SCAN) else "the host loop (a CPU, or K devices)"
         raise BadInput(f"the checkpoint was made by {made}, which stores other arrays. Resume the run there.")
-    raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this one is {ours}. Use its options.")
+    raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this run is {ours}. Use its options.")
 
 
 def signature_entry(problem: Problem, engine: str) -> dict[str, np.ndarray]:

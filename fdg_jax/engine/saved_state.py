@@ -41,6 +41,6 @@ def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) 
     summed = (passes - waiting) % stage.accumulate
     if (line, number(flat, "summed")) != (list(range(waiting)), summed):
         raise BadInput(
-            f"the checkpoint holds {len(line)} gradients in the delay line of stage k={stage.k} and "
-            f"{number(flat, 'summed')} in its sum, but {waiting} and {summed} are needed: it is incomplete."
+            f"the checkpoint holds {len(line)} waiting gradients of stage k={stage.k} and "
+            f"{number(flat, 'summed')} in the sum for its next update, but {waiting} and {summed} are needed."
         )

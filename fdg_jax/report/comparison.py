@@ -22,8 +22,8 @@ from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
 
 NOTES = (
-    "With several seeds, a cell has the median (lowest to highest). A difference is the mean over seeds, each compared "
-    "with itself, with Student's 95% interval. With one seed, a difference may be chance.",
+    "With several seeds, a cell has the median (lowest to highest). Differences are taken between runs of the same "
+    "seed; shown are their mean and Student's 95% interval. With one seed, a difference may be chance.",
     "Speeds can be compared only if the machine and its other load were the same.",
 )
 OTHER_DATA = "The data sets differ, so the errors cannot be compared."

@@ -279,7 +279,7 @@ def session(run: Run, signals: Signals) -> Steps[tuple[str, str]]:
         with Progress(job.steps, record.step, job.options.epochs, record.unit, run.name) as progress:
             if run.resumed:
                 batch = f"going on after batch {record.step:,} of {job.steps:,}"
-                progress.say("there is no checkpoint: from the beginning" if run.fresh else batch)
+                progress.say("there is no checkpoint: the run starts anew" if run.fresh else batch)
             with Loop(run, signals, progress) as loop:
                 try:
                     return (yield from train_with_rollback(loop))
