@@ -193,9 +193,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         times, measured = of[network.label], known[network.label]
         rows += paper_rows(network, times, measured, {**links, "fitted link, blocking": blocking})
         rows += scaling_rows(network, times, measured, links, given.host_microseconds)
-    facts = [f"{n.label}: batch {n.batch_size}, one constant fitted to the images/s of {n.fitted_to} with "
-             f"BP: {speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS]  # fmt: skip
-    facts.append("A batch of 64 is assumed, the paper does not say. Latency and the host apart it does not matter.")
+    facts = [f"{n.label}: batch {n.batch_size}. The speed of computation is fitted to BP with {n.fitted_to}: "
+             f"{speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS]  # fmt: skip
+    facts.append("A batch of 64 is assumed, as the paper names none. It matters only for latency and the host's time.")
     about = "Links: pcie 10 us and 12 GB/s, nvlink 5 us and 45 GB/s, overlapping copies. Fitted link: "
     about += f"{1e-9 / slow[1]:.2f} GB/s, fitted to FDG's images/s for {last.label} and K = 2; "
     facts.append(f"{about}{1e-9 / blocking[1]:.2f} GB/s where a copy occupies the stage that sends (blocking).")

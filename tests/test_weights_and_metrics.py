@@ -209,7 +209,7 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
         ours.step((x, y))
     with pytest.raises(BadInput, match="the labels have no weights, but at init they had weights"):
         ours.evaluate([(x, y)])
-    with pytest.raises(BadInput, match=r"the weights of 16 examples add up to 0\.0"):
+    with pytest.raises(BadInput, match=r"the weights of 16 examples sum to 0\.0"):
         ours.evaluate([(x, Weighted(y, 0 * w))])
     with pytest.raises(BadInput, match=r"labels is a Weighted of 2, but train takes one array\. Use step"):
         ours.train(x, data[0][1], np.zeros((1, 4), np.int32))

@@ -117,7 +117,7 @@ def reals(flat: Mapping[str, Any], name: str, axes: tuple[int, ...] = (0, 1)) ->
     value = np.asarray(flat[name])
     real_numbers = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
     if value.ndim not in axes or not real_numbers:
-        raise BadInput(f"the checkpoint's {name} is {shown(value)}, which holds no number: it is damaged.")
+        raise BadInput(f"the checkpoint's {name} is {shown(value)}, not a number: the checkpoint is damaged.")
     return [float(each) for each in np.atleast_1d(value)]
 
 

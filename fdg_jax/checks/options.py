@@ -60,7 +60,7 @@ def check(config: Config, given: Collection[str]) -> Plan:
         (o.fsdp and max(R) == 1, "fsdp", "it divides a stage's weights over its replicas, but each stage has only one",
          "Add --replicas 2, say"),
         (models.takes(o.model) != "tokens" and (o.fsdp or o.tensor > 1), "fsdp" if o.fsdp else "tensor",
-         f"the weights of {o.model} lack the axis names that it needs", "Leave it out, or train a transformer"),
+         f"the weights of {o.model} lack axis names, which this option needs", "Leave it out, or train a transformer"),
         (o.batch_size // M % math.lcm(*R), "replicas",
          f"a batch of {o.batch_size // M} cannot be divided among so many devices",
          f"Use a batch size that is a multiple of {math.lcm(*R) * M}"),
@@ -150,7 +150,7 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
             (c.engine not in ("auto", "scan"), "engine", "--together uses the engine scan", "Leave it out"),
             (max(replicas(c.replicas, c.K)) * c.tensor > 1, "replicas", "with --together all stages are on one device",
              "Leave it out"),
-            (c.on_nan == "rollback", "on_nan", "with --together no run can go back alone", "Use stop or skip"),
+            (c.on_nan == "rollback", "on_nan", "no run of --together can go back to a checkpoint", "Use stop or skip"),
         ))  # fmt: skip
     flag = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
     if not flag:

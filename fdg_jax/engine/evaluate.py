@@ -131,7 +131,7 @@ def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
     """
     total = sum(float(each.weight) for each in results)
     if not total > 0:
-        raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}. Raise a weight.")
+        raise BadInput(f"nothing to evaluate: the weights of {examples} examples sum to {total}. Use weights above 0.")
 
     def mean(get: Callable[[Tally], Any]) -> float:
         return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # else 0 / 0

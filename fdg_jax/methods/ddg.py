@@ -87,8 +87,8 @@ def forward_locked(
 
 METHOD = Method(
     name="ddg",
-    summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018); with stashed weights "
-    "it is PipeDream: delay K-k, forward-locked",
+    summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018): delay K-k, locked "
+    "forward passes; with stashed weights it is PipeDream",
     schedule=forward_locked,
     options=Options,
     takes=("beta", "weights"),

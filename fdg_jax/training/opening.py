@@ -69,7 +69,7 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
         f"model      {o.model}: {pipeline.parameter_count:,} parameters in {blocks} blocks, {computes}{own}",
     ]
     if auxiliary:
-        found.append(f"auxiliary  {auxiliary:,} more trained parameters, of auxiliary networks")
+        found.append(f"auxiliary  {auxiliary:,} parameters of auxiliary networks, trained as well")
     found += stage_lines(job, known)
     if o.remat != "none":
         found.append(f"remat      {o.remat}: the backward pass recomputes the activations")
