@@ -114,7 +114,7 @@ def table_of_processes(rows: report.Rows, given: report.Given) -> str:
                 "–" if rows[0][name][process] is None else f"{quarters(rows, name, process)[i] / unit:.{digits}f}"
             )
     one, speeds = rows[0], [row["images_per_second"] for row in rows]
-    about = f"Medians over a quarter of {len(rows)} rows, one after every {given.every:,} of {given.ticks:,} ticks; "
+    about = f"A cell is the median of a quarter of {len(rows)} rows, made every {given.every:,} of {given.ticks:,} ticks. "
     about += f"{report.spread(speeds, 1)} images/s. {given.model}, {given.method}, K={one['K']} in {given.processes} "
     about += f"processes, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. {report.place(one)}, "
     about += f"{report.versions(one)}."
@@ -133,8 +133,8 @@ def table(rows: report.Rows, given: report.Given) -> str:
     if given.processes > 1:
         return table_of_processes(rows, given)
     one = rows[0]
-    about = f"The last rows are {change(rows):.3f} times as fast as the first (medians of up to three), each beside a "
-    about += f"new process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
+    about = f"Compared with a new process, the last rows are {change(rows):.3f} times as fast as the first (medians of "
+    about += f"up to three). {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
     about += f"ticks of warm-up, {TURNS} turns a row. {report.place(one)}, {report.versions(one)}."
     return report.table(COLUMNS, rows, about)
 

@@ -97,8 +97,8 @@ def table(rows: report.Rows, given: report.Given) -> str:
         heads = ("MB of arrays", f"bytes more than {one['side']}: predicted", "measured")
         columns |= {head: lambda r, i=i: more_held(r, one)[i] for i, head in enumerate(heads)}
     where = "" if one["device"] == "cpu" else f"{one['device_kind']}; host "
-    about = f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
-    about += f"side in turns: median (least to most). {where}{about_machine(rows)}"
+    about = f"{given.model}, batch {given.batch_size}, sides in turns. Cells: median (least to most) of "
+    about += f"{given.windows} windows of about {given.seconds:g} s. {where}{about_machine(rows)}"
     return "\n\n".join([report.table(columns, rows, about), *given.missing])
 
 

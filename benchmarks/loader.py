@@ -118,8 +118,8 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(made: report.Rows, given: report.Given) -> str:
     one = made[0]
-    about = f"Images 224x224 of JPEGs of {one['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
-    about += f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {one['device']}; "
+    about = f"JPEGs of {one['file_bytes'] / 1000:.0f} kB as images 224x224, batch {given.batch_size}, sides in turns. "
+    about += f"Cells: median (least to most) of {given.windows} windows of {given.seconds:g} s. On {one['device']}; "
     about += f"{report.place(one)}, commit {one['commit']}."
     if each := max((row["images_per_second"] / row["cores"] for row in made[1:]), default=0.0):
         about += f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "

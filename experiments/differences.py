@@ -49,7 +49,7 @@ ARMS = {
     ),
     "current": Difference(
         "weights of the late backward pass",
-        "current: activations are old, but weights are the newest, because `step` changes them in place (`DG_models.py`)",
+        "current: activations are old, but weights are the newest, as `step` changes them in place (`DG_models.py`)",
         "stashed: those of the batch's forward pass (Eq. 10)",
         {"weights": "current", **PIPELINE},
     ),
@@ -70,7 +70,7 @@ ARMS = {
     "in-flight": Difference(
         "statistics in flight",
         "the network is tested between two iterations: after iteration t stage k has the running statistics of the "
-        "batches up to t-k+1, and it has used the gradients up to batch t-2K+k+1 (stage K: t-K) (`FDG.py`). With K = 4, "
+        "batches up to t-k+1, and it has used the gradients up to batch t-2K+k+1 (stage K: t-K) (`FDG.py`). With K = 4 "
         "the statistics are up to t, t-1, t-2 and t-3, and the gradients up to t-6, t-5, t-4 and t-4",
         "`--engine pipeline` tests at the same moment, but stage K has used its newest gradient. With `--engine "
         "delay-line` all stages have the statistics of the newest batch. The last test, whose error counts, comes "

@@ -31,7 +31,7 @@ SAID = {
     "--K 1 --method ddg --one-version --accumulate 2 --correct cosine": [],  # there K = 1 is late, too
     "--optimizer nadam --correct cosine": [],
     "--optimizer nadam --correct cosine --gate-decay 0.1": ["--gate-decay 0.1: the optimizer divides"],
-    "--correct anticipate": ["division of the learning rate by 10, one prediction is 10 times too long"],
+    "--correct anticipate": ["division of the learning rate by 10, the next prediction goes 10 times too far"],
     "--correct anticipate --lr-schedule cosine": [],
     "--correct anticipate --lr-schedule cosine --momentum 0": ["without momentum it predicts no change"],
     "--K 3 --correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["lowers the largest"],

@@ -73,7 +73,7 @@ def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
         where = " where the staleness is small" if how == "last" else ""
         yield f"{said('prediction', how)}: {fact}{where}. Use {said('momentum', 0.9)}, or {said('correct', 'rate')}."
     if how and o.lr_schedule == "paper":
-        fact = "after each division of the learning rate by 10, one prediction is 10 times too long"
+        fact = "after each division of the learning rate by 10, the next prediction goes 10 times too far"
         yield f"{said('correct', 'anticipate')}: {fact}. {said('lr_schedule', 'cosine')} has no drops."
     if o.clip_norm and o.K > 1 and (factors(plan) or plan.corrected_by):
         fact = "each stage clips its own gradient, so the result depends on K and the split"
