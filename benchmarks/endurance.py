@@ -114,7 +114,7 @@ def table_of_processes(rows: report.Rows, given: report.Given) -> str:
                 "–" if rows[0][name][process] is None else f"{quarters(rows, name, process)[i] / unit:.{digits}f}"
             )
     one, speeds = rows[0], [row["images_per_second"] for row in rows]
-    about = f"A cell is the median of a quarter of {len(rows)} rows, made every {given.every:,} of {given.ticks:,} ticks. "
+    about = f"A cell: the median of a quarter of {len(rows)} rows, one every {given.every:,} of {given.ticks:,} ticks. "
     about += f"{report.spread(speeds, 1)} images/s. {given.model}, {given.method}, K={one['K']} in {given.processes} "
     about += f"processes, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. {report.place(one)}, "
     about += f"{report.versions(one)}."

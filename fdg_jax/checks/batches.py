@@ -97,7 +97,7 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
                 raise BadInput(f"the {name} are {describe(leaf)}: the first axis of an array is the batch. Use {use}.")
             lengths.add(leaf.shape[0])
     if len(lengths) > 1:
-        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}. Give equally many.")
+        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}. Give equal lengths.")
     check_weights(batch[1])
     if 0 in lengths:
         raise BadInput(f"{fact} of 0 examples has no mean loss and trains nothing. Leave empty batches out.")

@@ -79,7 +79,7 @@ def columns(runs: Sequence[Result]) -> list[Column]:
         Column("lowest", lowest, "{:.2f}".format),
         Column("bits per byte", final("test_bits_per_byte"), "{:.3f}".format),
         Column("training loss", final("train_loss"), "{:.4f}".format),
-        Column("% of its fall in the last tenth", last_tenth, "{:z.0f}".format),
+        Column("% of the loss's fall in the last tenth", last_tenth, "{:z.0f}".format),
         Column(f"{counted}/s", final(f"{counted}_per_second"), "{:,.0f}".format),
         Column("training time", seconds, clock),
         Column("largest staleness", lambda run: max(run.final.get("staleness") or [], default=None), "{:g}".format),

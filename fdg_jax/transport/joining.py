@@ -17,7 +17,7 @@ from fdg_jax.transport.devices import for_each, request_cpu_devices
 
 HEARTBEAT_SECONDS = 60  # after so long without a sign of life, a process counts as dead
 JOINING_SECONDS = 120  # for all processes to come
-TOO_LATE = "JAX or the other processes have already been started. Join processes once, before anything makes an array."
+TOO_LATE = "JAX has already started or has joined processes. Join processes once, before anything makes an array."
 TRANSFER_BYTES = 4 * 2**20  # of a buffer of the sockets between CPUs; JAX's default is far larger
 
 
