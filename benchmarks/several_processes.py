@@ -235,9 +235,9 @@ def speed_table(found: report.Rows, given: report.Given) -> str:
         columns[f"over {name}"] = lambda row, name=name: report.spread(row["over"][name], 3)
     columns["each core busy"] = lambda row: report.percents(row["core_percent"])
     ratio, n = statistics.median(next(iter(joined["over"].values()))), given.rounds * given.starts
-    about = f"{joined['model']}, batch {joined['batch_size']}, sides in turns. Cells: median (least to most) of n = {n}"
-    about += f" windows of {given.steps} batches in {given.rounds} rounds, {given.starts} start{'s' * (given.starts > 1)}"
-    about += f". `{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal "
+    about = f"{joined['model']}, batch {joined['batch_size']}, sides in turns. Cells: median (least to most) of {n} "
+    about += f"windows of {given.steps} batches ({given.rounds} rounds, starts: {given.starts}). "
+    about += f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal "
     about += f"{GOAL}: {'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
     return report.table(columns, found, about)
 

@@ -102,7 +102,7 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
                 if answer == GO:
                     return
                 if answer == REFUSED:
-                    fact = f"process 0 at {place[0]}:{place[1]} expects no other process of number {process}"
+                    fact = f"process 0 at {place[0]}:{place[1]} does not expect process {process}, or already has one"
                     raise BadInput(f"{fact}. {OWN_PORT}")
             else:
                 strange = strange or time.monotonic()
