@@ -119,7 +119,7 @@ def test_a_token_beyond_the_vocabulary_is_named_with_file_and_position_also_whil
     with paths[1].open("r+b") as file:  # changed, not cut short
         file.seek(1024 + 2 * 5)
         file.write((1234).to_bytes(2, "little"))
-    with pytest.raises(Damaged, match=r"1.bin: token number 5 is 1,234, and --vocabulary 300 ends at 299"):
+    with pytest.raises(Damaged, match=r"1.bin: token number 5 is 1,234, but --vocabulary 300 ends at 299"):
         text.train_inputs[1005 // 32]
 
 
