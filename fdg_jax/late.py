@@ -171,7 +171,7 @@ def checked_stage(where: str, k: Any, K: int) -> int:
     if k is None or isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise BadInput(f"{where} has no stage: stage_of gave {k!r}. Give 1 to {K}, or late.LAYERS.")
     if not 1 <= k <= K:
-        raise BadInput(f"{where} is in stage k={k}, but stages are 1 to {K}. Change stage_of or K.")
+        raise BadInput(f"{where} is in stage k={k}, but there are stages 1 to {K}. Change stage_of or K.")
     return int(k)
 
 

@@ -59,7 +59,7 @@ def infinite(array):
     (put(["stage2", "state/.params", "kernel"], nan), r"1 of 144 numbers of the state's stage2/.*kernel.* not finite"),
     (put(["stage2", ".opt_state", "kernel"], nan), r"stage2/state/\.opt_state.*not finite"),
     (put(["stage1/weights/", "kernel"], infinite), "stage1/weights/.*not finite"),
-    (lambda state: state.update({"stage9/more": np.zeros(3)}), "holds stage9/more, which this pipeline has no place"),
+    (lambda state: state.update({"stage9/more": np.zeros(3)}), "holds stage9/more, which this pipeline does not"),
     (lambda state: state.update({"stage1/memo/x/version": np.int64(1)}), r"have .*'x'.* where numbers are needed"),
     (put(["of"], lambda a: a * 0 + 255), "of another run"),
 ])  # fmt: skip
