@@ -90,7 +90,7 @@ REFUSED = [
     (0.1, "optimizer is 0.1, not an optax optimizer"),
     (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*optax.lookahead needs two"),
     (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam, which takes gradients at two"),
-    (optax.contrib.reduce_on_plateau(), "cannot train stage k=1.*no loss.*reduce_on_plateau"),
+    (optax.contrib.reduce_on_plateau(), "cannot train stage k=1.*without a loss.*reduce_on_plateau"),
     (optax.lbfgs(), "missing 3 .*'value_fn'.*Use another optimizer"),
     (optax.multi_transform({"a": optax.sgd(0.1)}, {"no": "such"}), r"the optimizer cannot train stage k=1 \(Part\)"),
 ]
