@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, names()))
         print("\n".join(f"{name:{width}}  {summary(name)}" for name in names()))
-        print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
+        print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists the flags)")
         return 0
     if arguments[0] not in names():
         asked = did_you_mean(arguments[0], names()) or " python -m benchmarks lists them."

@@ -168,7 +168,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
         "backward ms": "{backward_milliseconds:.2f}", f"{unit}/s": f"{{{unit}_per_second:.1f}}",
         "kept in between MB": "{closure_megabytes:.1f}", **last,
     }  # fmt: skip
-    about = f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
+    about = f"{given.model}, batch {given.batch_size}, the fastest of {given.rounds} rounds. Device {one['device']}; "
     return report.table(columns, rows, f"{about}{report.place(one, one['cores'])}, {report.versions(one)}.")
 
 

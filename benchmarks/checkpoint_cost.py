@@ -106,8 +106,8 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
-    about = f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
-    about += f"{one['batches_per_window']} batches a side in turns: median (least to most). A checkpoint has "
+    about = f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, sides in turns. Cells: median "
+    about += f"(least to most) of {one['windows']} windows of {one['batches_per_window']} batches. A checkpoint has "
     about += f"{given.megabytes:.1f} MB. {report.place(one)}, JAX {one['jax']}, commit {one['commit']}."
     return report.table(COLUMNS, rows, about)
 

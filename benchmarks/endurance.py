@@ -38,11 +38,11 @@ def warm_up(worker: Worker) -> Worker:
 def side_of(given: report.Given, cores: int) -> side_specs.Side:
     """The side that is trained. Raises BadInput if flags make the measurement impossible."""
     if given.ticks < 2 * given.every:
-        raise BadInput(f"--ticks {given.ticks} with --every {given.every} is less than two parts. Use more ticks.")
+        raise BadInput(f"--ticks {given.ticks} with --every {given.every} gives less than two rows. Use more ticks.")
     if given.every % TURNS:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     if given.processes not in (1, given.K):
-        raise BadInput(f"--processes {given.processes}: stages share one, or each has its own. Use 1 or {given.K}.")
+        raise BadInput(f"--processes {given.processes}: stages share one process, or each has one. Use 1 or {given.K}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     name = methods.find(given.method).name + ":processes=each" * (given.processes > 1)
     side = side_specs.parse(name, common, "", given.split)
@@ -114,7 +114,7 @@ def table_of_processes(rows: report.Rows, given: report.Given) -> str:
                 "–" if rows[0][name][process] is None else f"{quarters(rows, name, process)[i] / unit:.{digits}f}"
             )
     one, speeds = rows[0], [row["images_per_second"] for row in rows]
-    about = f"Medians over a quarter of {len(rows)} rows, one after every {given.every:,} of {given.ticks:,} ticks; "
+    about = f"A cell: the median of a quarter of {len(rows)} rows, one every {given.every:,} of {given.ticks:,} ticks. "
     about += f"{report.spread(speeds, 1)} images/s. {given.model}, {given.method}, K={one['K']} in {given.processes} "
     about += f"processes, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. {report.place(one)}, "
     about += f"{report.versions(one)}."
@@ -133,8 +133,8 @@ def table(rows: report.Rows, given: report.Given) -> str:
     if given.processes > 1:
         return table_of_processes(rows, given)
     one = rows[0]
-    about = f"The last rows are {change(rows):.3f} times as fast as the first (medians of up to three), each beside a "
-    about += f"new process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
+    about = f"Compared with a new process, the last rows are {change(rows):.3f} times as fast as the first (medians of "
+    about += f"up to three). {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
     about += f"ticks of warm-up, {TURNS} turns a row. {report.place(one)}, {report.versions(one)}."
     return report.table(COLUMNS, rows, about)
 

@@ -243,8 +243,8 @@ def table(rows: report.Rows, given: report.Given) -> str:
     stages, ticks, lines = ([r for r in rows if r["row"] == kind] for kind in ("stage", "tick", "fit"))
     one = rows[0]
     shown = "; ".join(f"{r['what']} {r['fixed_microseconds']:.0f} + {r['leaf_microseconds']:.2f}" for r in lines)
-    about = "The shares are of a tick on GPUs that take 1 ms for a stage's F, B and U. "
-    about += f"Lines through the calls, µs + µs an array in and out: {shown or 'none'}. "
+    about = "Shares are of a tick on GPUs on which a stage's F, B and U take 1 ms. "
+    about += f"Linear fit, µs + µs for each array in and out: {shown or 'none'}. "
     about += f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {IMAGE}x{IMAGE}, "
     about += f"split {given.split}. Devices {one['device']}; {report.place(one)}, {report.versions(one)}."
     return "\n\n".join([report.table(STAGES, stages), report.table(TICKS, ticks), about])

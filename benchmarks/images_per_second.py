@@ -98,8 +98,8 @@ def table(rows: report.Rows, given: report.Given) -> str:
         heads = ("MB of arrays", f"bytes more than {one['side']}: predicted", "measured")
         columns |= {head: lambda r, i=i: more_held(r, one)[i] for i, head in enumerate(heads)}
     where = "" if one["device"] == "cpu" else f"{one['device_kind']}; host "
-    about = f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
-    about += f"side in turns: median (least to most). {where}{about_machine(rows)}"
+    about = f"{given.model}, batch {given.batch_size}, sides in turns. Cells: median (least to most) of "
+    about += f"{given.windows} windows of about {given.seconds:g} s. {where}{about_machine(rows)}"
     return "\n\n".join([report.table(columns, rows, about), *given.missing])
 
 
@@ -125,11 +125,11 @@ def parser() -> report.Parser:
     add("--also-over", metavar="SIDE", help="another side to compare with, in a column of its own")
     add("--memory", action="store_true", help="count the bytes of each side's arrays, too, predicted and measured")
     add("--device", choices=["cpu", "gpu"], help="CPU cores, or JAX's accelerators (default: a GPU, if any)")
-    add("--dtype", choices=side_specs.OPTIONS["dtype"][0], help="of every side without dtype=... of its own")
-    add("--precision", choices=side_specs.OPTIONS["precision"][0], help="of every side without one of its own")
-    add("--skip-failed", action="store_true", help="leave a side out that fails, unless it is the first")
+    add("--dtype", choices=side_specs.OPTIONS["dtype"][0], help="dtype of sides without dtype=...")
+    add("--precision", choices=side_specs.OPTIONS["precision"][0], help="as --dtype, for sides without their own")
+    add("--skip-failed", action="store_true", help="leave out sides that fail, except the first")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
-    add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
+    add("--xla-flags", default="", metavar="FLAGS", help="xla of sides without xla=...")
     return made
 
 
@@ -140,11 +140,11 @@ def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
     common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
     wanted = given.sides or DEFAULT[device]
     if given.also_over not in (None, *wanted[1:]):
-        raise BadInput(f"--also-over {given.also_over} is no side behind the first. Use {' or '.join(wanted[1:])}.")
+        raise BadInput(f"--also-over {given.also_over} is not a side after the first. Use {' or '.join(wanted[1:])}.")
     sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
     side_specs.check(sides, len(side_specs.cores_available()))
     if given.memory and (other := next((side for side in sides if side.worker != side_specs.Side.worker), None)):
-        raise BadInput(f"--memory counts JAX's arrays of one process. Leave it or side {other.name} out.")
+        raise BadInput(f"--memory counts JAX's arrays of one process. Leave --memory or side {other.name} out.")
     sides, given.missing = peers.available(sides, given.python)
     for sentence in given.missing:
         report.say(sentence)

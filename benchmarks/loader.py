@@ -118,8 +118,8 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(made: report.Rows, given: report.Given) -> str:
     one = made[0]
-    about = f"Images 224x224 of JPEGs of {one['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
-    about += f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {one['device']}; "
+    about = f"JPEGs of {one['file_bytes'] / 1000:.0f} kB as images 224x224, batch {given.batch_size}, sides in turns. "
+    about += f"Cells: median (least to most) of {given.windows} windows of {given.seconds:g} s. On {one['device']}; "
     about += f"{report.place(one)}, commit {one['commit']}."
     if each := max((row["images_per_second"] / row["cores"] for row in made[1:]), default=0.0):
         about += f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "
@@ -141,7 +141,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     if wrong := [workers for workers in given.workers if not 0 <= workers <= len(cores)]:
         raise BadInput(f"--workers {wrong[0]}: there are {len(cores)} cores, one for each. Use 0 to {len(cores)}.")
     if given.images < given.batch_size:
-        raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
+        raise BadInput(f"--images {given.images}: a batch needs {given.batch_size}. Use as many or more.")
     models.blocks(given.model, CLASSES)  # refuses an unknown model
     with tempfile.TemporaryDirectory() as folder, pinned(cores[:1]):  # before JAX makes its threads
         size = make_images(Path(folder), given.images)

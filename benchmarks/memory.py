@@ -131,13 +131,13 @@ def parser() -> report.Parser:
 def results(given: report.Given) -> list[dict[str, Any]]:
     found, _ = devices.stage_devices(max(given.K))
     if len(set(found)) < max(given.K):
-        fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"
-        raise BadInput(f"{fact}: stages that share one cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
+        fact = f"--K {max(given.K)} needs as many devices, but there are {len(set(found))}"
+        raise BadInput(f"{fact}: stages on one device cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
     compile_cache.enable()
     asked = [methods.find(name) for name in given.method]
     for method in asked:
         if method.places:
-            fact = f"--method {method.name} spreads a stage over several devices, which is not counted"
+            fact = f"--method {method.name} spreads a stage over several devices, which this benchmark cannot count"
             raise BadInput(f"{fact}. Leave it out.")
     rows = []
     for model, method, K in itertools.product(given.model, asked, given.K):

@@ -197,8 +197,8 @@ def table(found: report.Rows, given: report.Given) -> str:
     columns.append((f"within {BOUND_PERCENT:.0f}%", within))
     one = found[0]
     about = f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
-    about += f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); n = {one['rounds']} "
-    about += f"windows of {one['batches_per_window']} batches: median (least to most), the ratios within a turn. "
+    about += f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); cells: median "
+    about += f"(least to most) of {one['rounds']} windows of {one['batches_per_window']} batches; ratios in a turn. "
     about += f"{report.place(one)}, {report.versions(one)}. The relay took at most "
     about += f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
     return report.table(columns, found, about)

@@ -193,9 +193,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
         times, measured = of[network.label], known[network.label]
         rows += paper_rows(network, times, measured, {**links, "fitted link, blocking": blocking})
         rows += scaling_rows(network, times, measured, links, given.host_microseconds)
-    facts = [f"{n.label}: batch {n.batch_size}, one constant fitted to the images/s of {n.fitted_to} with "
-             f"BP: {speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS]  # fmt: skip
-    facts.append("A batch of 64 is assumed, the paper does not say. Latency and the host apart it does not matter.")
+    facts = [f"{n.label}: batch {n.batch_size}. The speed of computation is fitted to BP with {n.fitted_to}: "
+             f"{speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS]  # fmt: skip
+    facts.append("A batch of 64 is assumed, as the paper names none. It matters only for latency and the host's time.")
     about = "Links: pcie 10 us and 12 GB/s, nvlink 5 us and 45 GB/s, overlapping copies. Fitted link: "
     about += f"{1e-9 / slow[1]:.2f} GB/s, fitted to FDG's images/s for {last.label} and K = 2; "
     facts.append(f"{about}{1e-9 / blocking[1]:.2f} GB/s where a copy occupies the stage that sends (blocking).")
@@ -229,7 +229,7 @@ def tables(rows: report.Rows, host: float) -> dict[str, str]:
         line = lines.setdefault(tuple(about.values()), about)
         line[r["link"]] = f"{r['over_bp']:.2f} ({r['reason']})"
     every = {name: f"{{{name}}}" for name in ("network", "order", "K", *dict.fromkeys(r["link"] for r in scaling))}
-    note = f"A dispatch costs the host {host:g} us. Speed-up over BP on one device, and what limits it."
+    note = f"A dispatch costs the host {host:g} us. Cells: speed-up over BP on one device (its limit)."
     all_K = f"{note}\n\n{report.table(every, list(lines.values()))}"
     return {"table 7": report.table(paper, table7), "every K": all_K}
 
@@ -243,7 +243,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
         body.append([network, link, *(each for r in (first, of[-1])
                                       for each in (str(r["K"]), f"{r['over_bp']:.2f}", r["reason"]))])  # fmt: skip
     head = ["network", "link", "fastest from K", "over BP", "limited by", "largest K", "over BP", "limited by"]
-    note = f"Predicted; {given.host_microseconds:g} us of the host a dispatch. In {given.out}: scaling.md (every K, "
+    note = f"Predicted; {given.host_microseconds:g} us of the host per dispatch. In {given.out}: scaling.md (every K, "
     return f"{report.markdown(head, body)}\n\n{note}Table 7), scaling.png."
 
 
@@ -252,8 +252,8 @@ def picture(rows: report.Rows, path: Path, host: float) -> None:
 
     scaling = [r for r in rows if r["row"] == "K"]
     networks = list(dict.fromkeys(r["network"] for r in scaling))
-    title = f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host a dispatch."
-    with canvas(path, f"{title} none, nvlink and pcie all but coincide.", (12, 5.6)) as figure:
+    title = f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host per dispatch."
+    with canvas(path, f"{title} The lines of none, nvlink and pcie nearly coincide.", (12, 5.6)) as figure:
         for axes, network in zip(figure.subplots(1, len(networks)), networks, strict=True):
             of = [r for r in scaling if r["network"] == network]
             Ks = sorted({r["K"] for r in of})

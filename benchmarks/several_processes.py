@@ -237,8 +237,8 @@ def speed_table(found: report.Rows, given: report.Given) -> str:
         columns[f"over {name}"] = lambda row, name=name: report.spread(row["over"][name], 3)
     columns["each core busy"] = lambda row: report.percents(row["core_percent"])
     ratio, n = statistics.median(next(iter(joined["over"].values()))), given.rounds * given.starts
-    about = f"{joined['model']}, batch {joined['batch_size']}, windows of {given.steps} batches in turns, n = {n} a "
-    about += f"side ({given.rounds} rounds, {given.starts} start{'s' * (given.starts > 1)}): median (least to most). "
+    about = f"{joined['model']}, batch {joined['batch_size']}, sides in turns. Cells: median (least to most) of {n} "
+    about += f"windows of {given.steps} batches ({given.rounds} rounds, starts: {given.starts}). "
     about += f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal "
     about += f"{GOAL}: {'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
     return report.table(columns, found, about)
@@ -252,7 +252,7 @@ def message_table(row: Mapping[str, Any]) -> str:
     content = sum(each["sent_bytes"] for each in row["messages"])
     carried = row["loopback_bytes_per_tick"]
     network = "" if carried is None else f" The loopback interface carried {carried:,.0f} B a tick, headers included."
-    text = f"{row['model']}: bytes of one tick, in all messages of a kind; {number(content)} B together.{network}"
+    text = f"{row['model']}: bytes of each kind of message in one tick; all kinds: {number(content)} B.{network}"
     return report.table(columns, row['messages'], text)
 
 
@@ -275,7 +275,7 @@ def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
         f"{row['model']}: a tick took {row['tick_ms']:.1f} ms (mean of {given.steps}). A message was on its way "
         f"(median): {travel}. Stages waited for messages on their way {row['waited_for_ms']:.2f} ms a tick.{hidden} "
         f"Processor time is that of the whole process. This window made {row['over_plain_windows']:.3f} of the "
-        f"images/s of the others (median); an end was seen {row['late_microseconds']:.0f} us late (median; most "
+        f"images/s of the others (median). Ends are recorded {row['late_microseconds']:.0f} us late (median; most "
         f"{row['late_microseconds_most']:.0f}). Alone on one core the stages' blocks take {parts} of a batch's time: "
         f"separate stages can be at most {row['bound_over_bp']:.2f} times as fast as BP."
     )

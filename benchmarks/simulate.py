@@ -161,9 +161,9 @@ def table(rows: report.Rows, given: report.Given) -> str:
     where = f" ({given.processes} processes)" if given.processes > 1 else ""
     about = (
         f"Predicted: {given.model}, batch {given.batch_size}, link {given.link}{where}, {given.replicas} devices a "
-        f"stage (link {given.within}), times of {times}, {given.host_microseconds:g} us of the host a dispatch, at "
-        f"most {RUN_AHEAD} losses unread. Limited by: the slowest stage, the busiest link or the host, if it alone "
-        f"explains the time; else stages wait for each other. Memory without XLA's temporary buffers."
+        f"stage (link {given.within}), times of {times}, {given.host_microseconds:g} us of the host per dispatch, at "
+        f"most {RUN_AHEAD} unread losses. Limited by: the slowest stage, the busiest link or the host, if one of them "
+        f"alone explains the time; otherwise stages wait for each other. Memory without XLA's temporary buffers."
         + (f" {report.disturbed(rows)}" if given.times == "measured" else "")
     )
     return report.table(COLUMNS, rows, about)

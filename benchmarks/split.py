@@ -74,7 +74,7 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
-    about = f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; "
+    about = f"Batch {given.batch_size}, median of {given.rounds} rounds. Device {one['device']}; "
     return report.table(COLUMNS, rows, f"{about}{report.place(one, one['cores'])}, {report.versions(one)}.")
 
 

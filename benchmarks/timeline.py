@@ -121,7 +121,7 @@ def table(rows: report.Rows, given: report.Given) -> str:
         cores += f" for {one['K']} stages, which wait for cores, too"
     columns = {"k": "{k}", "measured": words("measured_percent"), "predicted": words("predicted_percent")}
     about = f"{one['side']}, {one['model']}, batch {one['batch_size']}, {given.batches} batches, {cores}, "
-    about += f"{report.versions(one)}. An end is seen {one['late_microseconds']:.0f} us late (median; most "
+    about += f"{report.versions(one)}. Ends are recorded {one['late_microseconds']:.0f} us late (median; most "
     about += f"{one['late_microseconds_most']:.0f}). In {given.out}: timeline.json (ui.perfetto.dev), timeline.png."
     return report.table(columns, rows, about)
 

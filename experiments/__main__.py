@@ -20,7 +20,7 @@ def overview() -> str:
         try:
             table = result_files.complete(table, run_table.RESULTS)
             found, runs = len(result_files.read(table, run_table.RESULTS)), len(table.runs)
-            done = f"{found} of {runs} runs have results" if runs else "no runs of its own"
+            done = f"{found} of {runs} runs have results" if runs else "uses the runs of other tables"
         except BadInput as error:
             done = str(error)
         lines.append(f"{name:{width}}  {table.title} ({done})")
@@ -31,7 +31,7 @@ def overview() -> str:
 def main(arguments: Sequence[str]) -> int:
     """Exit codes as for a table; 2 for a table that does not exist."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"{overview()}\n\npython -m experiments NAME list|run|collect|render; NAME --help explains each.")
+        print(f"{overview()}\n\npython -m experiments NAME list|run|collect|render; NAME --help explains these verbs.")
         return 0
     name, known = arguments[0], experiments.names()
     if name not in known:

@@ -35,7 +35,7 @@ GAIN = 0.02  # nats per byte: the smallest gain that counts
 NATS = Scale("nats", GAIN, digits=3)
 MOST = {"within": 1.1, "within-1.27": 1.27}  # factors on BP's tokens; the first was the goal
 
-AT_END = f"tokens of {STEPS:,} steps / BP's to the same loss"
+AT_END = f"tokens of {STEPS:,} steps / BP's tokens to the same loss"
 HEADS = (
     "network", "K", "arm", "n", "test loss, mean (nats/byte)", "standard deviation", "by seed",
     "minus BP, by seed: mean (95% interval)", "tokens to BP's loss / BP's tokens",

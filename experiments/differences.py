@@ -42,55 +42,55 @@ PIPELINE = {"engine": "pipeline"}
 ARMS = {
     "init": Difference(
         "initialisation",
-        "PyTorch's default for convolutions, uniform in ±1/√(fan-in); a line with He's is commented out "
-        "(`ResNet_cifar.py`)",
-        "He's normal distribution over the fan-out: for as many features as channels √6 times that deviation",
+        "PyTorch's default for convolutions, uniform in ±1/√(fan-in); He's initialisation is "
+        "commented out (`ResNet_cifar.py`)",
+        "He's normal distribution by fan-out. With as many output as input channels, its deviation is √6 times larger",
         {"model": "resnet8_fdg_init"},
     ),
     "current": Difference(
         "weights of the late backward pass",
-        "current: old activations, the newest weights, since `step` changes the weights in place (`DG_models.py`)",
+        "current: activations are old, but weights are the newest, as `step` changes them in place (`DG_models.py`)",
         "stashed: those of the batch's forward pass (Eq. 10)",
         {"weights": "current", **PIPELINE},
     ),
     "forward-first": Difference(
         "order in an iteration",
-        "backward first (`FDG.py`; mode B of the later repository, its default); its mode A is forward first",
+        "backward first (`FDG.py`, and mode B, the default, of the later repository); mode A is forward first",
         "backward first: no difference",
         {"order": "forward-first"},
-        "Measured since Figure 1 and the theorem of the paper are forward first.",
+        "This was measured because Figure 1 and the theorem of the paper are forward first.",
     ),
     "no-drain": Difference(
         "last gradients in flight",
         "dropped when the run ends (`FDG.py`)",
         "used: every batch updates every stage once",
         {"drain": False},
-        "The same training as the base: 5, 3, 1 and 0 gradients of stages 1 to 4 are not used in the end.",
+        "The training is that of the base, but the last 5, 3, 1 and 0 gradients of stages 1 to 4 are not used.",
     ),
     "in-flight": Difference(
         "statistics in flight",
         "the network is tested between two iterations: after iteration t stage k has the running statistics of the "
-        "batches up to t-k+1 and has used the gradients of those up to t-2K+k+1, stage K of one less (`FDG.py`). With "
-        "K = 4: statistics up to t, t-1, t-2 and t-3, gradients up to t-6, t-5, t-4 and t-4",
-        "`--engine pipeline` tests at that moment, too, with stage K's newest gradient used; with `--engine "
-        "delay-line` all stages have the statistics of the newest batch. The last test, whose error counts, is made "
-        "after draining: all stages have the statistics of the last batch, and all gradients are used",
+        "batches up to t-k+1, and it has used the gradients up to batch t-2K+k+1 (stage K: t-K) (`FDG.py`). With K = 4 "
+        "the statistics are up to t, t-1, t-2 and t-3, and the gradients up to t-6, t-5, t-4 and t-4",
+        "`--engine pipeline` tests at the same moment, but stage K has used its newest gradient. With `--engine "
+        "delay-line` all stages have the statistics of the newest batch. The last test, whose error counts, comes "
+        "after draining: all stages have the statistics of the last batch and have used all gradients",
         {"drain": False, **PIPELINE},
-        "The same training as the base, tested as it stands after its last iteration: gradients in flight are unused.",
+        "The training is that of the base, but the test comes before the gradients in flight are used.",
     ),
     "full-batches": Difference(
         "dropped last batch",
-        "an epoch's last batch, 80 images, is kept: `DataLoader` without `drop_last` (`DG_datasets.py`)",
+        "an epoch's last batch of 80 images is kept: `DataLoader` without `drop_last` (`DG_datasets.py`)",
         "kept: no difference",
         {"train_size": IMAGES - IMAGES % decisive.BATCH},
-        "As if it were dropped, with the same 80 images left out in all epochs; the order of the images is another.",
+        "This arm drops it: all epochs leave out the same 80 images, and the order of the others differs.",
     ),
     "pool": Difference(
         "pooling",
-        "`AvgPool2d(6)`: the top left 6x6 of the 8x8 map of 32x32 images, the rest is not seen (`ResNet_cifar.py`)",
+        "`AvgPool2d(6)`: the mean of the top left 6x6 of the 8x8 map, for 32x32 images (`ResNet_cifar.py`)",
         "the mean of the whole map",
         {"model": "resnet8_fdg_pool"},
-        "A window of 6 does not fit the 4x4 map of 16x16 images: the top left 3x3, which is the same share of the map.",
+        "The images here have 16x16 pixels and a 4x4 map, so the arm takes its top left 3x3, the same share.",
     ),
 }  # fmt: skip
 SAME = "no-drain"  # trains like the base, except for the last updates
@@ -99,32 +99,32 @@ WITHOUT_ARM = (
         "scale of the inputs",
         "CIFAR-10's are divided by 0.2023, 0.1994, 0.2010 (`DG_datasets.py`)",
         "by the deviations of the pixels, as in the authors' later repository (`datasets.py`)",
-        note="No arm: the first batch norm undoes a common factor; it acts as a higher learning rate of the first "
-        "convolution alone.",
+        note="No arm: the first batch norm undoes the factor, which then only acts as a higher learning rate of the "
+        "first convolution.",
     ),
     Difference(
         "learning rate",
-        "drops one epoch late; the warm-up of 3 epochs ends after one, as the scheduler resets it (`FDG.py`)",
-        "drops and warm-up as printed",
-        note="No arm: an epoch of the paper's 300 is 26 of the 7,820 batches here.",
+        "drops come one epoch late, and the scheduler ends the warm-up of 3 epochs after one (`FDG.py`)",
+        "drops and warm-up are those of the paper",
+        note="No arm: one of the paper's 300 epochs corresponds to 26 of the 7,820 batches here.",
     ),
     Difference(
         "first update of stage K",
-        "withheld and then made with two gradients, in mode A of the later repository (`main.py`)",
+        "in mode A of the later repository, it waits and then uses two gradients (`main.py`)",
         "every batch makes an update",
-        note="No arm: it is one update of 7,820, and their default is mode B.",
+        note="No arm: this concerns one update of 7,820, and their default is mode B.",
     ),
     Difference(
         "bias of the last layer",
         "starts within ±1/√(fan-in) (PyTorch's default)",
         "starts at 0",
-        note="No arm: it is one number for each class, and its gradient comes without delay.",
+        note="No arm: the bias has one number for each class, and its gradient is not late.",
     ),
     Difference(
         "running variance",
-        "averages the unbiased variances of the batches (PyTorch)",
-        "averages the biased ones",
-        note="No arm: training normalises by the biased ones in both, and they are smaller by 1/1,280 at most (the "
+        "mean of the unbiased variances of the batches (PyTorch)",
+        "mean of the biased variances",
+        note="No arm: in training, both normalise by the biased variances, which are smaller by 1/1,280 at most (the "
         "last batch, 4x4 maps).",
     ),
 )

@@ -76,7 +76,7 @@ def write_tokens() -> None:
         fact = f"{FILE}={named} cannot be read: {reason(error)}" if named else f"{FILE} is not set"
         raise BadInput(f"{fact}. Set it to Tiny Shakespeare, which nanoGPT downloads as input.txt.") from None
     if hashlib.sha256(text).hexdigest() != SHA256:
-        raise BadInput(f"{FILE}={named} is another text: its sha256 is not {SHA256[:16]}.... Download it anew.")
+        raise BadInput(f"{FILE}={named} is another text: its sha256 is not {SHA256[:16]}.... Download the file again.")
     tokens = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)[1].astype("<u2")
     (ROOT / TOKENS).parent.mkdir(parents=True, exist_ok=True)
     for path, part in ((TOKENS, tokens[: len(text) * 9 // 10]), (VALIDATION, tokens[len(text) * 9 // 10 :])):

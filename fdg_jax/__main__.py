@@ -18,23 +18,23 @@ from fdg_jax.options.parser import continued
 
 COMMANDS = {
     "Train a network": {
-        "fdg_jax.experiments.cifar": "on CIFAR-10 or -100, or a smaller set",
-        "fdg_jax.experiments.tiny_imagenet": "on Tiny-ImageNet",
-        "fdg_jax.experiments.imagenet": "on ImageNet, decoded while it trains",
-        "fdg_jax.experiments.language_model": "a transformer on text, byte by byte",
-        "fdg_jax.data": "encode text as the files of tokens that a language model takes",
+        "fdg_jax.experiments.cifar": "images: CIFAR-10, CIFAR-100, or a smaller set",
+        "fdg_jax.experiments.tiny_imagenet": "images: Tiny-ImageNet",
+        "fdg_jax.experiments.imagenet": "images: ImageNet, decoded during the training",
+        "fdg_jax.experiments.language_model": "text: a transformer language model",
+        "fdg_jax.data": "encode text as files of tokens for a language model",
         "fdg_jax.launch": "start a training, or a program of your own, in several processes",
         "fdg_jax.experiments.report": "write the report of a run again",
     },
     "Use what was trained": {
-        "fdg_jax.compare": "runs beside one another: numbers, options, curves",
-        "fdg_jax.evaluate": "test loss and error of a run, at any checkpoint",
-        "fdg_jax.sample": "text that a language model continues",
-        "fdg_jax.export": "write its weights into a safetensors file",
+        "fdg_jax.compare": "compare runs: final numbers, options, curves",
+        "fdg_jax.evaluate": "measure a run's test loss and error, at any checkpoint",
+        "fdg_jax.sample": "continue a text with a trained language model",
+        "fdg_jax.export": "write a run's weights into a safetensors file",
     },
     "Understand the methods": {
-        "fdg_jax.schedule": "draw which stage does what; --open: explore it",
-        "fdg_jax.methods": "compare them: locks, memory, ideal time",
+        "fdg_jax.schedule": "draw which stage does what at which time; --open: as a page",
+        "fdg_jax.methods": "compare the methods: locks, memory, ideal time",
     },
     "Measure and reproduce (in the repository)": {
         "benchmarks": "list the benchmarks: speed, memory, traces",
@@ -75,13 +75,13 @@ def overview() -> str:
     """The text that lists all commands, in groups."""
     width = max(len(command) for group in COMMANDS.values() for command in group)
     lines = [
-        "fdg_jax trains a deep network as a pipeline of K modules, none of which waits",
-        f"for another. Each of these is a command: {python_command()} -m NAME",
+        "fdg_jax trains a deep network as a pipeline of K stages that never wait for one",
+        f"another. The names below are commands. Start one with {python_command()} -m NAME",
     ]
     for title, group in COMMANDS.items():
         rows = [row(command, does, width) for command, does in group.items() if can_run_here(command)]
         lines += ["", title, *rows] if rows else []
-    lines += ["", "What a training command can be asked for"]
+    lines += ["", "Choices of a training command"]
     lines += [row(flag, ", ".join(found), width) for flag, found in asked_for().items()]
     return "\n".join([*lines, "", "For example", *(continued(f"{python_command()} {words}") for words in EXAMPLES)])
 
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         known = {command.rpartition(".")[2]: command for group in COMMANDS.values() for command in group}
         name = arguments[0]
         asked = f" Write python -m {known[name]}." if name in known else did_you_mean(name, known)
-        fact = f"{name!r} is no argument: every command is a module of its own."
+        fact = f"{name!r} is not an argument of fdg_jax: every command is a module of its own."
         print(f"error: {fact}{asked} python -m fdg_jax lists them.", file=sys.stderr)
         return 2
     print(overview())

@@ -195,7 +195,7 @@ class Pipeline:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuses copy.copy, copy.deepcopy and pickle, which call this method."""
-        way_out = "Make a second one with the same arguments, call its init, and then second.restore(first.state())."
+        way_out = "Make a second pipeline with the same arguments, call its init, then second.restore(first.state())."
         raise BadInput(f"a pipeline cannot be copied or pickled: it holds devices and compiled programs. {way_out}")
 
     @property
@@ -386,7 +386,7 @@ class Pipeline:
         """Like `params`, but with the averaged weights, and the newest statistics. Raises BadInput without `ema=`."""
         engine = self.engine
         if self._configuration.ema is None:
-            raise BadInput("the pipeline keeps no average of its weights. Make it with Pipeline(..., ema=0.999), say.")
+            raise BadInput("the pipeline keeps no average of its weights. To keep one: Pipeline(..., ema=0.999).")
         return engine.stage_variables(ema=True)
 
     @property
@@ -488,8 +488,8 @@ class Pipeline:
         Example: `fdg_jax.split.whole(blocks).apply(pipeline.export(whole=True), x, train=False)`
         """
         if whole and self.cuts is None:
-            fact = "export(whole=True): the stages are modules of their own, so there is no uncut network"
-            raise BadInput(f"{fact}. Use export(), which gives one dictionary a stage, or Pipeline(blocks, split=...).")
+            fact = "export(whole=True): the pipeline was made of K stages, not cut from one network"
+            raise BadInput(f"{fact}. Use export(), which gives a dictionary a stage, or Pipeline(blocks, split=...).")
         stages = jax.device_get(self.ema if ema else self.params)
         return splits.merge_variables(stages) if whole else stages
 

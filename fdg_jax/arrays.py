@@ -150,9 +150,9 @@ def unflattened(path: Any, arrays: Mapping[str, Any], kinds: Mapping[str, str]) 
 
     try:
         if both := arrays.keys() & kinds.keys():
-            raise ValueError(f"{min(both)} is an array and a container")
+            raise ValueError(f"{min(both)} is both an array and a container of arrays")
         parts: dict[tuple[str, ...], Any] = {tuple(name.split("/")): {} for name in kinds}
         parts |= {tuple(name.split("/")): array for name, array in arrays.items()}
         return made(unflatten_dict(dict(sorted(parts.items(), key=lambda part: part[0]))), ())  # containers come first
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
-        raise BadInput(f"{path} is damaged: the names of its arrays make no tree. Write it again.") from None
+        raise BadInput(f"{path} is damaged: the names of its arrays do not form a tree. Write it again.") from None

@@ -17,8 +17,8 @@ from fdg_jax.options.fields import Option, choices, from_word, parts, spelled
 from fdg_jax.options.parser import Parser, continued
 
 ABOUT = (
-    "Trains {} by stages that never wait for one another (fully decoupled learning with delayed gradients), or by a "
-    "method to compare it with."
+    "Trains {} in stages that never wait for one another (FDG: fully decoupled learning with delayed gradients), or by "
+    "another method, for comparison."
 )
 
 
@@ -111,11 +111,11 @@ def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
     file = config_file.read(Path(start.config)) if start.config is not None else config_file.NOTHING
     for name in own_files.FOLDERS:
         if str(value := of_run(given, file).get(name)).endswith(own_files.SUFFIX):
-            fact = f"{file.places[name]}: a file of options may not have code executed"
+            fact = f"{file.places[name]}: a file of options cannot name code that is to be executed"
             raise BadInput(f"{fact}. Add {spelled(name)} {value} to the command line.")
     options, named = settled(given, file, program)
     if (name := {**file.options, **given}.get("method")) in methods.ALIASES and name != options.method:
-        say(f"method {name} is {options.method} with --weights stashed: the same delays and weights.")
+        say(f"method {name} is run as {options.method} with --weights stashed, which has the same delays and weights.")
     places = {name: file.places[name] for name in of_run(given, file) if name not in given}
     return CommandLine(options, named, Joining(**joining), frozenset(joining), start, places, given, file)
 
@@ -252,7 +252,7 @@ class Joined(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         for name in values or ():
             if os.pathsep in name and os.path.exists(name):
-                fact = f"the file {name!r} has a {os.pathsep!r} in its name, which stands between two files here"
+                fact = f"the file {name!r} has a {os.pathsep!r} in its name, which separates files here"
                 raise argparse.ArgumentError(self, f"{fact}. Give it another name")
         setattr(namespace, self.dest, os.pathsep.join(values or ()))
 
@@ -260,7 +260,7 @@ class Joined(argparse.Action):
 def auto(word: str) -> str:
     """Checks the value of --resume, which can only be "auto"."""
     if word != "auto":
-        fact = f"{word!r} belongs to no flag, for --resume takes no value except auto"
+        fact = f"{word!r} follows --resume, whose only value is auto"
         raise argparse.ArgumentTypeError(f"{fact}. Write --resume or --no-resume")
     return word
 
@@ -301,7 +301,7 @@ def examples(program: Program) -> str:
     option, values = ("dropout", "0,0.1,0.2") if text else ("beta", "0.2,0.5,1")
     found = first | {
         "--K 3 --dry-run": "what would this run cost?",
-        f"--config runs/a/config.json --{option} {values.split(',')[1]}": "run a again, with one thing changed",
+        f"--config runs/a/config.json --{option} {values.split(',')[1]}": "run a again, with one option changed",
         f"--run-dir runs/b --sweep {option}={values} --jobs 2": "three runs and their table",
     }
     shown = [f"  # {does}\n{continued(f'{program.command} {flags}')}" for flags, does in found.items()]

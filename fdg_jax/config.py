@@ -74,7 +74,7 @@ def of_file(
         if (new.kind, new.default) != (before.kind, before.default):
             both = f"{folder.shown(file)} and {folder.shown(before.by[0])}"
             fact = f"{both} declare the option {name} differently"
-            raise BadInput(f"{fact}. Give both the same type and default, or one of them another name.")
+            raise BadInput(f"{fact}. Give both the same type and default, or rename one of them.")
         found[name] = before._replace(by=(*before.by, file))
     return found
 

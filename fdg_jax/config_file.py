@@ -24,7 +24,7 @@ LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size", 
 YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULLS = ("", "~", "null", "none")
 MOST_BYTES = 2**20  # the largest size of an option file
-WAY_OUT = "Mend it, or leave --config out."
+WAY_OUT = "Correct the file, or leave --config out."
 
 
 class Setting(NamedTuple):
@@ -88,8 +88,8 @@ def unknown(key: str, name: str) -> str:
     if name in RETIRED:
         return RETIRED[name]
     if name in OF_START or name in OF_JOINING:
-        return f"{spelled(name)} is no option of the run, so it is taken on the command line only."
-    asked = did_you_mean(name, FIELDS) or " --help lists the options; write _ for - in their names."
+        return f"{spelled(name)} is not stored with a run, so it can be given on the command line only."
+    asked = did_you_mean(name, FIELDS) or " --help lists the options; write _ for - in option names."
     return f"there is no option {shown(key)}.{asked}"
 
 
@@ -112,7 +112,7 @@ def converted(entry: Setting, option: Option, place: str) -> Any:
     elif number and possible and fits(0.5, kind):
         value = float(value)
     if not (possible and fits(value, kind)):
-        raise BadInput(f"{place}: {entry.key} is {shown(value)}, which is no {described(kind)}.")
+        raise BadInput(f"{place}: {entry.key} is {shown(value)}, not {described(kind)}.")
     if option.name in ("run_dir", "init_from") and isinstance(value, str):
         return os.path.expanduser(value)  # as a shell does
     return value
@@ -140,7 +140,7 @@ def settings(path: Path) -> list[Setting]:
     except ValueError as error:  # it is not a file, or its name has a null byte
         raise BadInput(f"--config {path} cannot be read: {error}.") from None
     if len(content) > MOST_BYTES:
-        raise BadInput(f"--config {path} has more than {MOST_BYTES:,} bytes, so it is no file of options.")
+        raise BadInput(f"--config {path} has more than {MOST_BYTES:,} bytes, more than a file of options can have.")
     try:
         return reader(content, path)
     except UnicodeDecodeError:

@@ -11,9 +11,9 @@ from fdg_jax.options.parser import Parser
 from fdg_jax.training import command
 from fdg_jax.training.trained import Trained, read
 
-EPILOG = """Without --checkpoint, the weights of a finished run are those of its end, as in summary.json: the batches in
-flight of its last checkpoint are used first. For an unfinished run, or with --checkpoint, the weights are those of the
-checkpoint. Its batches in flight are not used, as in the run's own evaluations."""
+EPILOG = """Without --checkpoint, a finished run has the weights of its end, as in summary.json: the last checkpoint,
+updated with the batches that were still in flight. For an unfinished run, or with --checkpoint, the weights are those
+of the checkpoint without such updates, as in the run's own evaluations."""
 
 
 def parser(name: str, does: str) -> Parser:
@@ -23,10 +23,10 @@ def parser(name: str, does: str) -> Parser:
     made.add_argument(
         "--checkpoint",
         metavar="N|best",
-        help="The checkpoint after batch N, or the one with the lowest test error, which --keep-best keeps.",
+        help="The checkpoint after batch N, or (best) the one with the lowest test error, kept by --keep-best.",
     )
-    made.add_argument("--data-dir", metavar="DIR", help="Where the data set is. Default: the run's --data-dir.")
-    about = "Execute the copies of users' own .py files in the run directory. A stranger may have made them."
+    made.add_argument("--data-dir", metavar="DIR", help="The data set's directory. Default: the run's --data-dir.")
+    about = "Allow the copies of .py files in the run directory to be executed. Do so only if you trust their author."
     made.add_argument("--trust-code", action="store_true", help=about)
     return made
 
@@ -49,9 +49,9 @@ def trained(given: Namespace) -> Trained:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
     made = parser("evaluate", "Prints the test loss and error of a trained network.")
-    made.add_argument("--text", metavar="FILE", nargs="+", help="The text of a run on text. Default: the run's files.")
+    made.add_argument("--text", metavar="FILE", nargs="+", help="Files of a run on text. Default: the same.")
     for name in ("tokens", "validation"):
-        made.add_argument(f"--{name}", metavar="FILE", nargs="+", help="For a run on tokens. Default: the run's files.")
+        made.add_argument(f"--{name}", metavar="FILE", nargs="+", help="Files of a run on tokens. Default: the same.")
     given = made.parse_args(arguments)
     network = trained(given)
     found = network.evaluate(data_dir=given.data_dir, text=given.text, tokens=given.tokens, validation=given.validation)

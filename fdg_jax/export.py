@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, 2 for bad input, 1 if the file cannot be written."""
     made = parser("export", "Writes the weights of a trained network into a safetensors file.")
     made.add_argument("--to", metavar="FILE", required=True, help="The new file, such as weights.safetensors.")
-    about = "gpt2: GPT-2's names, for transformers. The network must have GPT-2's options, whatever its size."
+    about = "gpt2: the names of GPT-2's weights. The network must be a transformer with GPT-2's options, of any size."
     made.add_argument("--format", choices=("fdg_jax", "gpt2"), default="fdg_jax", help=about)
     given = made.parse_args(arguments)
     check_new(Path(given.to))
@@ -43,7 +43,7 @@ def check_new(file: Path) -> None:
     if os.path.lexists(file):
         raise BadInput(f"--to {file} exists already. Choose another name, or remove it.")
     if not file.absolute().parent.is_dir():
-        raise BadInput(f"--to {file}: its folder is not there. Make it, or choose another place.")
+        raise BadInput(f"--to {file}: its folder does not exist. Make that folder, or choose another place.")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Layers:
         """The stage of each of n layers. where: the parameter, for the message. Raises BadInput."""
         found = tuple(i * K // n + 1 for i in range(n)) if self.stages is None else tuple(self.stages)
         if len(found) != n:
-            fact = f"{where} has {n} layers on its first axis, but Layers gives stages for {len(found)}"
+            fact = f"{where} has {n} layers on its first axis, but Layers has stage numbers for {len(found)} layers"
             raise BadInput(f"{fact}. Give one stage number for each layer.")
         return tuple(checked_stage(where, k, K) for k in found)
 
@@ -154,7 +154,7 @@ class Profile:
             try:
                 repeated = jax.tree.map(lambda k, below: [k] * len(jax.tree.leaves(below)), self.stage_of, tree)
             except ValueError as error:
-                fact = f"stage_of is no prefix of the parameters' tree: {error}"
+                fact = f"stage_of does not fit the tree of parameters: {error}"
                 raise BadInput(f"{fact} Give a function of a parameter's path, such as {names[0]!r}.") from None
             said = jax.tree.leaves(repeated)
         found = []
@@ -173,7 +173,7 @@ def checked_stage(where: str, k: Any, K: int) -> int:
     if k is None or isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise BadInput(f"{where} has no stage: stage_of gave {k!r}. Give 1 to {K}, or late.LAYERS.")
     if not 1 <= k <= K:
-        raise BadInput(f"{where} is in stage k={k}, and there are stages 1 to {K}. Change stage_of or K.")
+        raise BadInput(f"{where} is in stage k={k}, but there are stages 1 to {K}. Change stage_of or K.")
     return int(k)
 
 
@@ -266,8 +266,8 @@ def optimizer(
     if checked(FIELDS["weights"], options.pop("weights", "stashed")) == "current":
         at_newest = ["weights='current'"]
     if at_newest:
-        fact = f"{at_newest[0]} takes gradients at weights that the forward pass did not have"
-        raise BadInput(f"{fact}, which no optimizer can do alone. Leave it out, or train with fdg_jax.Pipeline.")
+        fact = f"{at_newest[0]} takes gradients at other weights than those of the forward pass"
+        raise BadInput(f"{fact}, which an optimizer cannot do. Leave it out, or train with fdg_jax.Pipeline.")
     beta = checked(FIELDS["beta"], beta)
     asked = {name: value for name, value in options.items() if value is not None}
     made = plan(
@@ -275,7 +275,7 @@ def optimizer(
         asked=asked if beta == 1.0 else {**asked, "beta": beta}, rest={},
     )  # fmt: skip
     if not made.method.delay_line or made.method.stage is not None:
-        fact = f"method {made.method.name} is not BP with late gradients, so no optimizer can stand for it"
+        fact = f"method {made.method.name} is not BP with late gradients, so an optimizer cannot imitate it"
         raise BadInput(f"{fact}. Use fdg, ddg or bp here, or train with fdg_jax.Pipeline.")
     schedule = made.schedule if delay is None else made.schedule._replace(delays=tuple(map(int, delay)))
     rate, momentum = rate_of(learning_rate), None if momentum is None else checked(FIELDS["momentum"], momentum)
@@ -321,7 +321,7 @@ def optimizer(
             raise BadInput("update needs the parameters: optimizer.update(grads, state, params).")
         check_state(state, profile)
         if not state.profile.asked_forward and any(rule.correction.forward for rule in rules):
-            fact = "the correction goes forward at predicted weights, but forward_params was not called"
+            fact = "the correction needs a forward pass at predicted weights, but forward_params was not called"
             raise BadInput(f"{fact}. Take the gradients at late.forward_params(params, state).")
         batch, cuts, changes, stages = state.batch + 1, profile.cuts(params), [], []
         pieces = zip(state.stages, profile.split(updates, cuts), profile.split(params, cuts), strict=True)
@@ -359,7 +359,7 @@ def dtype_of(asked: Any) -> Any:
     except TypeError:
         dtype = jnp.dtype(bool)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise BadInput(f"dtype={asked!r} holds no gradients. Use 'bfloat16', 'float16' or 'float32', or leave it out.")
+        raise BadInput(f"dtype={asked!r} cannot hold gradients. Use 'bfloat16', 'float16', 'float32' or None.")
     return dtype
 
 
@@ -454,7 +454,7 @@ def refuse_behind(state: Any) -> None:
     """Raises BadInput if a transformation follows the late optimizer in an optax chain. That transformation would not
     see the updates that `drain` makes, and predictions ignore it."""
     if stands_behind(state):
-        fact = "in the optax.chain something stands behind late.optimizer, and changes the updates that it has made"
+        fact = "in the optax.chain a transformation comes after late.optimizer and would change the finished updates"
         raise BadInput(f"{fact}. Put it into the chain that you give to late.optimizer.")
 
 
@@ -519,7 +519,7 @@ def own(state: Any) -> State:
     """The one `State` within the state of an optimizer. Raises BadInput if there is none or more than one."""
     found = states_of(state, State)
     if len(found) != 1:
-        fact = f"the state has {len(found)} states of late.optimizer in it, not 1"
+        fact = f"the state contains {len(found)} states of late.optimizer, not 1"
         raise BadInput(f"{fact}. Give the state of the optimizer that late.optimizer made.")
     return found[0]
 

@@ -56,35 +56,36 @@ Starts a training in several processes on this machine and ends them together.
 
   python -m fdg_jax.launch --processes 3 -- -m fdg_jax.experiments.cifar --K 3
 
-starts Python three times with the words after --, and adds --coordinator 127.0.0.1:PORT
+starts Python three times with the arguments after --, and adds --coordinator 127.0.0.1:PORT
 --processes 3 --process-id I, with a free port and I = 0, 1, 2. Every line that process 1
-prints begins with [1]. Each process has cores of its own, if there are enough.
+prints begins with [1]. Each process has its own cores, if there are enough.
 
-When one process fails, it is named, and the others are stopped within 15 s. Ctrl-C, SIGTERM,
-SIGHUP and SIGUSR1 are handed to all as SIGTERM, so that they can save and end; a second one ends
-them at once. None is left, on Linux even if the launcher itself is killed.
+If a process fails, the launcher names it and stops the others within 15 s. On Ctrl-C, SIGTERM,
+SIGHUP or SIGUSR1 the launcher sends SIGTERM to all processes, so that they save and end. A second
+Ctrl-C or SIGTERM kills them. The launcher leaves no process behind; on Linux not even if it is
+killed itself.
 
   python -m fdg_jax.launch --processes 3 --restart 5 -- \\
       -m fdg_jax.experiments.cifar --K 3 --run-dir runs/three
 
-starts again with --resume auto after a process has died, at most five times. A program of your own
-has to know that flag and the three above (examples/several_processes.py does)."""
+restarts all processes with --resume auto after one has died, at most five times. A program of your
+own must accept --resume auto and the three flags above, as examples/several_processes.py does."""
 EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
 
 
 def parser() -> Parser:
     made = Parser(
         prog="python -m fdg_jax.launch",
-        usage="%(prog)s --processes N [OPTIONS] -- WORDS FOR PYTHON",
+        usage="%(prog)s --processes N [OPTIONS] -- ARGUMENTS FOR PYTHON",
         description=ABOUT,
     )
     add = made.add_argument
     add("--processes", type=int, required=True, metavar="N", help="how many processes to start")
-    add("--cores", type=int, nargs="+", metavar="CORE", help="cores to share out (default: all usable ones; Linux)")
-    about = "start all again after a process has died, with --resume auto, at most N times, after pauses of 1, 2, "
-    about += "4, ... up to 60 s; not after exit code 2 or a stop by a signal (default: 0). The command needs --run-dir"
+    add("--cores", type=int, nargs="+", metavar="CORE", help="cores to use (default: all usable ones; Linux)")
+    about = "restart all processes with --resume auto after one has died, at most N times (default: 0), after pauses "
+    about += "of 1, 2, 4, ... up to 60 s; not after exit code 2 or a stop by a signal. The command needs --run-dir"
     add("--restart", type=int, default=0, metavar="N", help=about)
-    about = "after a signal, the time for the processes to write a checkpoint and end; what is left is killed "
+    about = "time after a signal for the processes to write a checkpoint and end; then they are killed "
     add("--grace", type=float, default=300.0, metavar="SECONDS", help=f"{about}(default: 300)")
     return made
 
@@ -100,7 +101,7 @@ def planned(arguments: Sequence[str]) -> Namespace:
     split = here.index("--") if "--" in here else len(here)
     ours, words = here[:split], here[split + 1 :]
     if not words and not {"-h", "--help"} & set(ours):
-        raise BadInput(f"there is nothing to start. Write -- and then the words for Python, {EXAMPLE}.")
+        raise BadInput(f"there is nothing to start. Write -- and then the arguments for Python, {EXAMPLE}.")
     given = parser().parse_args(ours)
     if os.name != "posix":
         way_out = "Use Linux or macOS, or start each process with --coordinator, --process-id and --processes"
@@ -157,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
         out, err = Printer(sys.stdout, lock), Printer(sys.stderr, lock if os.path.sameopenfile(1, 2) else Lock())
         found = {core for share in given.cores for core in share}
         if len(found) < given.processes and found:
-            err.say(f"{given.processes} processes share {len(found)} cores in turns; they will be slower.")
+            err.say(f"{given.processes} processes share {len(found)} cores, so they take turns and are slower.")
         return run(given, out, err)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -186,13 +187,13 @@ def run(given: Namespace, out: "Printer", err: "Printer") -> int:
                 return 0
             failed = group.failures[0]
             if failed.exit_code == BAD_INPUT:
-                err.say(f"error: {group.story()}. What it printed above says what to change.")
+                err.say(f"error: {group.story()}. Its lines above say what to change.")
                 return BAD_INPUT
             if done == given.restart or failed.stopped or group.running:
                 err.say(f"{'' if failed.stopped else 'error: '}{group.story()}.{go_on}")
                 return failed.exit_code
             seconds, words = min(FIRST_WAIT_SECONDS * 2**done, LONGEST_WAIT_SECONDS), resuming(given.words)
-            again = f"All are started again in {seconds:g} s, restart {done + 1} of {given.restart}."
+            again = f"All processes are restarted in {seconds:g} s: restart {done + 1} of {given.restart}."
             err.say(f"warning: {group.story()}. {again}")
             until = time.monotonic() + seconds
             while time.monotonic() < until:
@@ -397,10 +398,10 @@ class Group:
             self.hand(ASKED)
         elif self.handed == ASKED:
             self.hand(KILLED)
-            self.err.say(f"SIGKILL for {left}: too long since SIGTERM")
+            self.err.say(f"SIGKILL sent to {left}, which did not end in time after SIGTERM")
         else:
             self.handed = GIVEN_UP
-            self.err.say(f"error: {left} cannot be killed. The system holds what they wait for.")
+            self.err.say(f"error: {left} cannot be killed: the operating system does not end them.")
 
     def hand(self, what: int, seconds: float | None = None) -> None:
         """Sends SIGTERM to each process, or SIGKILL to each process group.

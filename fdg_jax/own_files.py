@@ -44,13 +44,13 @@ def load(option: str, path: str, content: bytes | None = None) -> None:
         raise BadInput(f"the {folder.what} {path} cannot be read: {reason(error)}. Name a Python file.") from None
     for other in FOLDERS.values():  # all folders, since a run stores all copies in one folder, by name
         if (own := other.own().get(name, file)).content != file.content:
-            raise BadInput(f"{path} and {own.path} differ but have the same name. Give one of them another name.")
+            raise BadInput(f"{path} and {own.path} differ but have the same name. Rename one of them.")
     if name in folder.own():
         return
     if is_known(option, name):
         raise BadInput(f"{path}: there is a {folder.what} {name} already. Give the file another name.")
     if not name.isidentifier():
-        raise BadInput(f"{path}: {name!r} is not a name in Python. Give the file a name such as mine.py.")
+        raise BadInput(f"{path}: {name!r} is not a valid name in Python. Give the file a name such as mine.py.")
     folder.join(name, file)
     try:
         if option == "method":
@@ -131,7 +131,7 @@ def check(where: Path, code: Any) -> None:
         sound = name.isidentifier() and isinstance(about, dict) and isinstance(about.get("has"), list)
         texts = (about.get("path"), about.get("sha256"), *about["has"]) if sound else (None,)
         if not all(isinstance(each, str) for each in texts):
-            raise BadInput(f"{where} is damaged: its code is {str(code)[:80]}. Put the file back.")
+            raise BadInput(f"{where} is damaged: its entry code is {str(code)[:80]}. Restore the file.")
 
 
 def keep(run: Path, options: Mapping[str, Any]) -> None:
@@ -160,15 +160,15 @@ def load_of_run(run: Path, stored: Mapping[str, Any]) -> None:
             if loaded := FOLDERS[option].own().get(name):
                 if loaded.sha256 != about["sha256"]:
                     fact = f"{loaded.path} is not the file that {run} was made with"
-                    raise BadInput(f"{fact}. Put it back ({copy} is a copy), or start a new run in another --run-dir.")
+                    raise BadInput(f"{fact}. Restore it ({copy} is a copy), or start a new run in another --run-dir.")
             elif TRUSTED.get():
                 try:
                     content = copy.read_bytes()
                 except OSError as error:
-                    raise BadInput(f"{copy} cannot be read: {reason(error)}. Put it back.") from None
+                    raise BadInput(f"{copy} cannot be read: {reason(error)}. Restore it.") from None
                 if hashlib.sha256(content).hexdigest() != about["sha256"]:
-                    raise BadInput(f"{copy} is not the file that {run} was made with: its sha256 differs. Put it back.")
+                    raise BadInput(f"{copy} is not the file that {run} was made with: its sha256 differs. Restore it.")
                 load(option, str(copy), content)
             else:
-                fact = f"{run} was made with code of its own, {copy}, which is executed only on request"
-                raise BadInput(f"{fact}. Look at it, then add --trust-code (in Python, trust_code=True).")
+                fact = f"{run} was made with a user's own code, {copy}, which is executed only on request"
+                raise BadInput(f"{fact}. Read that file, then add --trust-code (in Python, trust_code=True).")

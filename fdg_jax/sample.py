@@ -17,13 +17,14 @@ from fdg_jax.training import command, sampling
 @output.command
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    made = parser("sample", "Continues a text. Each token costs a forward pass over a whole block.")
+    about = "Continues a text with a trained language model. Each token takes a forward pass over a whole block."
+    made = parser("sample", about)
     made.add_argument("--sample", metavar="TEXT", default="\n", help="The text to continue. Default: a new line.")
-    made.add_argument("--length", metavar="N", type=int, default=500, help="Tokens that are drawn. Default: 500.")
+    made.add_argument("--length", metavar="N", type=int, default=500, help="Number of tokens to draw. Default: 500.")
     for name, kind in (("temperature", float), ("top_k", int), ("seed", int)):
-        about = f"{FIELDS[name].help if name != 'seed' else 'Decides what is drawn.'} Default: as the run was told."
+        about = f"{FIELDS[name].help if name != 'seed' else 'Random seed of the draws.'} Default: the run's."
         made.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=about)
-    about = "The tokenizer.json of a run on tokens. Default: the one beside them; without it, tokens are numbers."
+    about = "tokenizer.json, for a run on tokens. Default: the one beside the tokens; if none, tokens are numbers."
     made.add_argument("--tokenizer", metavar="FILE", help=about)
     given = made.parse_args(arguments)
     with as_flags():
@@ -40,7 +41,7 @@ def text(given: Namespace) -> str:
     network = trained(given)
     o, inputs = network.options, network.inputs
     if o.dataset not in ("text", "tokens"):
-        raise BadInput(f"{given.run}: {o.model} on {o.dataset} is no language model. Give a run on text or tokens.")
+        raise BadInput(f"{given.run}: {o.model} on {o.dataset} is not a language model. Give a run on text or tokens.")
     codec = sampling.codec_of(o, given.tokenizer, (network.about["data"] or {}).get("tokenizer"))
     start = sampling.start_of(given.sample, codec, inputs.classes)
 

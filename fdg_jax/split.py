@@ -117,9 +117,9 @@ def init_whole(
     try:
         return dict(network.lazy_init(keys, shape, True, mutable=kept))
     except LazyInitError as error:
-        fact = f"a block's first variables depend on the values of its inputs: {sentence(error)}"
+        fact = f"a block's initial variables depend on the values of its inputs: {sentence(error)}"
         way_out = "Initialise the blocks yourself and call init(key, example, variables)."
-        raise BadInput(f"{fact} Here only shapes are known. {way_out}") from error
+        raise BadInput(f"{fact} Only the inputs' shapes are known here. {way_out}") from error
 
 
 def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
     if len(cuts) != K - 1 or not increasing:
         fact = f"split {','.join(map(str, cuts)) or 'of no numbers'} for K={K} stages of {n_blocks} blocks"
         needed = f"{K - 1} increasing block numbers in 1..{n_blocks - 1}"
-        raise BadInput(f"{fact}: {needed} are needed. Use --split even or balanced, or give such numbers.")
+        raise BadInput(f"{fact}: {needed} are needed. Use --split even or balanced, or give these numbers.")
     return tuple(cuts)
 
 
@@ -193,14 +193,14 @@ def parse(
     if text == "measured":
         if costs is None:
             fact = f"split measured of {name} for K={K} needs seconds for each of its {n_blocks} blocks"
-            raise BadInput(f"{fact}, and none were given. Use --split balanced, even or block numbers.")
+            raise BadInput(f"{fact}, but none were given. Use --split balanced, even or block numbers.")
         return balanced(costs, K, R)
     try:
         cuts = [int(word) for word in text.split(",")] if text.strip() else []
     except ValueError:
         raise BadInput(
             f"split {text!r} is neither paper, even, balanced, measured nor block numbers as 3,7. For K={K} stages "
-            f"of the {n_blocks} blocks of {name} give {K - 1} of them, increasing, in 1..{n_blocks - 1}."
+            f"of the {n_blocks} blocks of {name} give {K - 1} increasing numbers in 1..{n_blocks - 1}."
         ) from None
     return check(cuts, K, n_blocks)
 
@@ -215,7 +215,7 @@ def _paper(name: str, K: int, n_blocks: int) -> Split:
     cuts = models.paper_split(name, K)
     if cuts is None:
         given = [str(k) for k in range(2, n_blocks + 1) if models.paper_split(name, k) is not None]
-        instead = f"only for K={', '.join(given)}" if given else "nor for any other K"
+        instead = f"only for K={', '.join(given)}" if given else "or for any other K"
         raise BadInput(
             f"the authors give no split of {name} ({n_blocks} blocks) for K={K}, {instead}. "
             f"Use --split balanced, even, or {K - 1} block numbers in 1..{n_blocks - 1}."
@@ -272,7 +272,7 @@ def of_each_kind(
             found, y = result or find(block, x, number == 0)
         except Exception as error:  # whatever a block raises when shapes do not fit
             who = f"block {number} ({type(block).__name__}) of the network cannot take {describe(x)}; {before}"
-            raise BadInput(f"{who}. {sentence(error)} Change one of the two.") from error
+            raise BadInput(f"{who}. {sentence(error)} Change one of these blocks.") from error
         known += [] if result else [(block, case, (found, y))]
         before, x = f"block {number} takes {describe(x)} and gives {describe(y)}", y
         yield found

@@ -40,7 +40,7 @@ def parse(content: bytes) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except MemoryError:
-        raise ValueError("it is larger than the memory") from None
+        raise ValueError("it does not fit into memory") from None
     if b"\\u" in content or content.count(b"[") + content.count(b"{") > DEEPEST:  # otherwise `check` finds nothing
         check(value)
     return value
@@ -122,7 +122,7 @@ def finite(value: Any) -> Any:
 
 def no_number(text: str) -> NoReturn:
     """Refuses NaN, Infinity and -Infinity, which are not JSON."""
-    raise ValueError(f"it has {text}, which is no number")
+    raise ValueError(f"it has {text}, which is not a number")
 
 
 DECODER = json.JSONDecoder(

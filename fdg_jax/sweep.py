@@ -73,12 +73,12 @@ def run(asked: CommandLine, program: Program, signals: Signals, together: Togeth
     cores_for(asked.start.jobs)
     locking.check_place(folder)
     if locking.holds_run(folder):
-        raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
+        raise BadInput(f"{folder} is itself the directory of a run. Choose another --run-dir for the runs of a sweep.")
     for one in found:
         old = folder / "-".join(f"{option}{plain(value)}" for option, value in one.chosen.items())
         if old.exists():
-            fact = f"{old} is a run of an earlier version, whose directory is now called {one.name}"
-            raise BadInput(f"{fact}. Rename the directories to go on, or choose another --run-dir.")
+            fact = f"{old} is a run of an earlier version; this version calls the directory {one.name}"
+            raise BadInput(f"{fact}. Rename such directories to go on, or choose another --run-dir.")
         checks.check(one.options, one.given)
         left_to_do(folder / one.name, one)  # raises BadInput for a run with other options
     names = ("model", "K", "dataset", "split", *OF_MODELS)  # the options that check_names checks
@@ -87,12 +87,12 @@ def run(asked: CommandLine, program: Program, signals: Signals, together: Togeth
     if asked.start.dry_run:
         for one in found:
             print(shlex.join([python_command(), *command(one, folder, program, asked.start)]), file=output.loud())
-        print(f"dry run: {len(found)} runs, none was started. Give one of them alone with --dry-run to see its cost.")
+        print(f"dry run: {len(found)} runs, none started. To see the cost of one, use its command with --dry-run.")
         return 0
     try:
         durable.make_folder(folder)
     except OSError as error:
-        raise BadInput(f"--run-dir {folder} cannot be made: {reason(error)}. Choose another one.") from None
+        raise BadInput(f"--run-dir {folder} cannot be made: {reason(error)}. Choose another directory.") from None
     try:
         if asked.start.together:
             code = together(found, folder)
@@ -114,19 +114,19 @@ def combinations(asked: CommandLine, program: Program) -> Iterator[Combination]:
     for said, text in texts:
         name, several = parsed(said, text)
         if name in swept:
-            raise BadInput(f"{said}: the values of {name} are given twice. Leave one of them out.")
+            raise BadInput(f"{said}: {name} is swept twice. Leave one of the two out.")
         if name in asked.given and name not in asked.places:  # given on the command line, not in a file
-            raise BadInput(f"{said}: {name} is given by {spelled(name)}, too. Leave one of them out.")
+            raise BadInput(f"{said}: {spelled(name)} sets the same option. Leave one of the two out.")
         swept[name] = several
     if (runs := math.prod(map(len, swept.values()))) > MOST:
-        raise BadInput(f"--sweep makes {runs:,} runs. Use at most {MOST:,}, and several directories for more.")
+        raise BadInput(f"--sweep makes {runs:,} runs. Use at most {MOST:,}, or split them over several directories.")
     names: dict[str, Any] = {}
     for swept_here in (dict(zip(swept, each, strict=True)) for each in itertools.product(*swept.values())):
         name = "_".join(f"{option.replace('_', '-')}-{plain(value)}" for option, value in swept_here.items())
         if len(name) > 150 or name in names:
-            why = "as another one would" if name in names else "which is too long"
+            why = "as another run" if name in names else "which is too long"
             fact = f"--sweep: the run with {swept_here} would have the directory {name[:60]!r}, {why}"
-            raise BadInput(f"{fact}. Sweep less.")
+            raise BadInput(f"{fact}. Sweep fewer options.")
         names[name] = swept_here
         options, given = settled({**asked.line, **swept_here}, asked.file, program)
         yield Combination(name, swept_here, dataclasses.replace(options, resume=False), given)
@@ -149,7 +149,7 @@ def parsed(said: str, text: str) -> tuple[str, list[Any]]:
     several = [converted(Setting(name, word, None, word=True), FIELDS[name], said) for word in texts]
     several = [own_files.by_name(name, value) for value in several]
     if len(set(several)) < len(several):
-        raise BadInput(f"{said}: a value is there twice. Leave one of them out.")
+        raise BadInput(f"{said}: a value is listed twice. List each value once.")
     return name, several
 
 
@@ -159,7 +159,7 @@ def ranged(word: str) -> str:
         return word
     first, last = map(int, found.groups())
     if not 0 <= last - first < MOST:
-        raise BadInput(f"--seeds {word}: these are not 1 to {MOST:,} numbers. Write the smaller one first.")
+        raise BadInput(f"--seeds {word}: not a range of 1 to {MOST:,} seeds. Write the smaller number first.")
     return ",".join(map(str, range(first, last + 1)))
 
 
@@ -256,7 +256,7 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
                 going.remove(ended)
                 codes.append(finish(ended))
                 if codes[-1] == BAD_INPUT and queue:
-                    print(f"not starting the other {len(queue)}, which would likely be refused as well")
+                    print(f"not starting the other {len(queue)} runs, which would likely fail in the same way")
                     queue.clear()
     except BaseException:  # for example, a run's options are refused only now: stop the others
         stop(going, signal.SIGTERM)
@@ -272,7 +272,7 @@ def cores_for(jobs: int) -> list[int | None]:
         return [None] * jobs
     cores = usable()
     if jobs > len(cores):
-        raise BadInput(f"--jobs {jobs}: each run gets a core, but there are {len(cores)}. Use 1 to {len(cores)}.")
+        raise BadInput(f"--jobs {jobs}: each run needs a core, but there are {len(cores)}. Use 1 to {len(cores)}.")
     return list(cores[:jobs])
 
 
@@ -296,7 +296,7 @@ def stop(going: Sequence[Child], number: int) -> int:
     for one in going:
         one.process.wait()
         finish(one)
-    print("stopped; the same command goes on from here", flush=True)
+    print("stopped; the same command continues these runs", flush=True)
     return 128 + number
 
 

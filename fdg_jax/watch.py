@@ -3,5 +3,5 @@
 import sys
 
 if __name__ == "__main__":
-    print("error: fdg_jax.watch is gone: the run's own output, TensorBoard and --track NAME show it.", file=sys.stderr)
+    print("error: fdg_jax.watch was removed: a run's output, TensorBoard and --track NAME show a run.", file=sys.stderr)
     sys.exit(2)

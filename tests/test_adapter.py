@@ -268,19 +268,19 @@ def test_a_module_gets_a_new_key_in_every_step_and_none_in_evaluation(rngs):
 
 
 WRONG = [
-    (lambda: stage(Told(), switch="testing"), "does not say which value it has in training. Give switch={'testing':"),
+    (lambda: stage(Told(), switch="testing"), "which value the switch has in training. Give switch={'testing':"),
     (lambda: stage(Told(), switch="deterministic"), "Told has no argument or field `deterministic`: its call takes"),
-    (lambda: stage(Training(training=True)), "may be a switch to set or a value to keep. Give switch='training'"),
-    (lambda: stage(Told(), carry=("mask",)), "say which entries Told takes, as inputs='x'"),
+    (lambda: stage(Training(training=True)), "may be a switch or a fixed value. Give switch='training'"),
+    (lambda: stage(Told(), carry=("mask",)), "name the entries that Told takes, as inputs='x'"),
     (lambda: stage(nn.Dense), "stage takes an instance of a linen module, not the class: stage(Dense(...))"),
     (lambda: stage(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), switch={}), "switch= is for linen modules"),
     (lambda: trained([stage(Sowing(CLASSES, 2), aux="metric")]), "one number, but an array [2] was sown as 'aux'"),
     (lambda: stage(Told(), inputs="x", output="m", carry="m"), "'m' names both a carried entry and the output of Told"),
     (lambda: stage(Told(), aux="mean"), "Give 'loss', a weight such as 0.01, 'metric' or 'drop'"),
-    (lambda: trained([stage(Told(), inputs="x")]), "takes or carries 'x', and its message is no dictionary"),
-    (lambda: trained([stage(Masked(4), inputs=("h", "pad"))], NAMED), "its message has h, mask. The stage before"),
+    (lambda: trained([stage(Told(), inputs="x")]), "takes or carries 'x', but its input is not a dictionary"),
+    (lambda: trained([stage(Masked(4), inputs=("h", "pad"))], NAMED), "its input has h, mask. The stage before"),
     (lambda: trained([stage(Told(), aux="loss")]), "but Told does not return a tuple (y, aux). Leave aux out"),
-    (lambda: tie([Told(), Told()], nn.Dense(3)), "0 of 2 stages have this Dense in their fields: tie needs two"),
+    (lambda: tie([Told(), Told()], nn.Dense(3)), "0 of 2 stages have this Dense in a field, but tie needs two"),
 ]
 
 

@@ -14,7 +14,7 @@ from fdg_jax.errors import NoEffect
 from fdg_jax.options.fields import as_flags
 from fdg_jax.training.job import learning_rates, rate_by_batch
 
-BETA = "--beta 0.5: the optimizer divides a gradient by its own size, so a constant factor nearly cancels."
+BETA = "--beta 0.5: the optimizer divides each gradient by its typical size, so scaling gradients has almost no effect."
 SAID = {
     "": [],
     "--beta 0.5": [],
@@ -24,22 +24,22 @@ SAID = {
     "--optimizer muon --method ddg --correct shrink --beta 0.5": [BETA],
     "--optimizer rotation --beta 0.5 --correct rate --K 3": [BETA],
     "--optimizer adamw --correct rate --K 3": [],
-    "--correct rate --K 3 --accumulate 3": ["no stage is late by more than 1 updates, so rate divides by 1"],
-    "--correct rate,cosine": ["--correct rate: no stage is late by more than 1 updates"],
-    "--optimizer muon --correct gap_aware": ["--correct gap_aware: the optimizer divides a gradient by its own size"],
+    "--correct rate --K 3 --accumulate 3": ["the largest staleness is 1, so rate divides by 1"],
+    "--correct rate,cosine": ["--correct rate: the largest staleness is 1"],
+    "--optimizer muon --correct gap_aware": ["--correct gap_aware: the optimizer divides each gradient by its typical"],
     "--correct gap_aware": [],
     "--K 1 --method ddg --one-version --accumulate 2 --correct cosine": [],  # there K = 1 is late, too
     "--optimizer nadam --correct cosine": [],
     "--optimizer nadam --correct cosine --gate-decay 0.1": ["--gate-decay 0.1: the optimizer divides"],
-    "--correct anticipate": ["drop of the learning rate by 10 it looks 10 times too far ahead"],
+    "--correct anticipate": ["division of the learning rate by 10, the next prediction goes 10 times too far"],
     "--correct anticipate --lr-schedule cosine": [],
-    "--correct anticipate --lr-schedule cosine --momentum 0": ["without momentum it looks no update ahead"],
-    "--K 3 --correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["it makes the largest"],
-    "--K 3 --correct anticipate --lr-schedule wsd --momentum 0 --prediction combined": ["it makes the largest"],
+    "--correct anticipate --lr-schedule cosine --momentum 0": ["without momentum it predicts no change"],
+    "--K 3 --correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["lowers the largest"],
+    "--K 3 --correct anticipate --lr-schedule wsd --momentum 0 --prediction combined": ["lowers the largest"],
     "--correct rate --clip-norm 1 --K 3": ["each stage clips its own gradient"],
     "--beta 0.5 --clip-norm 1": ["each stage clips its own gradient"],
     "--clip-norm 1": [],
-    "--clip-norm 1 --method bp --K 2": ["with --K 2 each stage clips its own gradient, not bp that"],
+    "--clip-norm 1 --method bp --K 2": ["with --K 2 each stage clips its own gradient; the whole"],
     "--clip-norm 1 --method bp": [],
 }
 
@@ -93,7 +93,7 @@ def for_the_true_shapes_only(updates, params):
     return updates
 
 
-DIVIDES = "the optimizer divides a gradient by its own size"
+DIVIDES = "the optimizer divides each gradient by its typical size"
 
 
 @pytest.mark.parametrize(("optimizer", "options", "said"), [
@@ -101,7 +101,7 @@ DIVIDES = "the optimizer divides a gradient by its own size"
     (lambda k: optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3)), {"beta": 0.5}, [DIVIDES]),
     (optax.sgd(0.1), {"beta": 0.5}, []),
     (optax.chain(optax.adam(1e-3), optax.stateless(for_the_true_shapes_only)), {"beta": 0.5}, []),
-    (optax.sgd(0.1), {"correct": "anticipate", "momentum": 0.0}, ["momentum=0.0: anticipate looks ahead by"]),
+    (optax.sgd(0.1), {"correct": "anticipate", "momentum": 0.0}, ["momentum=0.0: anticipate predicts weights from"]),
     (optax.sgd(0.1), {"correct": "rate", "method": "bp"}, ["correct='rate': no gradient is late"]),
     (optax.sgd(0.1), {"correct": "cosine", "beta": 0.5, "K": 1}, ["'cosine': no gradient", "beta=0.5: no"]),
 ])  # fmt: skip

@@ -148,8 +148,8 @@ def made_up(copy, kind):
 
 
 @pytest.mark.parametrize(("kind", "said"), [
-    ("bytes", "declare 4,398,046,511,112 bytes"), ("part", "parts larger than themselves"), ("header", "mmap length"),
-    ("name", "manifest.json does not describe its arrays"), ("about", "about is no object"),
+    ("bytes", "declare 4,398,046,511,112 bytes"), ("part", "chunks larger than the arrays"), ("header", "mmap length"),
+    ("name", "manifest.json does not describe its arrays"), ("about", "about is not a JSON object"),
 ])  # fmt: skip
 def test_a_checkpoint_that_declares_what_it_cannot_hold_is_refused_before_it_is_read(written, kind, said, tmp_path):
     copy = shutil.copytree(written[0], tmp_path / "c")

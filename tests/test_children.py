@@ -19,7 +19,7 @@ def test_a_process_answers_until_it_ends():
     with Child(["-c", ECHO]) as one, Child(["-c", ECHO]) as other:
         assert one.ask({"run": 1}) == [{"run": 1}] and children.ask_all([one, other], 2) == [[2], [2]]
         one.process.kill()
-        with pytest.raises(ChildFailed, match=r"(?s)-c .* ended with exit code -9; what it said is above"):
+        with pytest.raises(ChildFailed, match=r"(?s)-c .* ended with exit code -9; its output is above"):
             one.ask(3)
     assert not other.running
 
@@ -27,7 +27,7 @@ def test_a_process_answers_until_it_ends():
 def test_a_process_that_fails_says_what_it_said_last(tmp_path):
     with pytest.raises(ChildFailed, match="exit code 3; it said last: no more"):
         children.run("-c", "import sys; sys.exit(print('no more') or 3)", log=tmp_path / "log")
-    with pytest.raises(BadInput, match="refused what it was given"):
+    with pytest.raises(BadInput, match="refused its options"):
         children.run("-c", "import sys; sys.exit(2)")
     refusal = "print('{\"refused\": \"too many\"}')"
     with pytest.raises(BadInput, match="side a: too many"), Child(["-c", refusal], "side a") as one:

@@ -83,7 +83,7 @@ def test_time_goes_by_the_speeds_of_the_lines_and_ends_by_the_speed_of_the_run()
 
 @pytest.mark.parametrize(("content", "said"), [
     ("", "is empty"),
-    *((line, "line 1 is no result") for line in ("{}", "nonsense", "[1]", '{"options": {}, "name": "x"}')),
+    *((line, "line 1 is not the result") for line in ("{}", "nonsense", "[1]", '{"options": {}, "name": "x"}')),
 ])  # fmt: skip
 def test_what_is_no_results_file_is_refused(tmp_path, content, said):
     (tmp_path / "x.jsonl").write_text(content)
@@ -98,10 +98,10 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     assert "31.25" in out and out.splitlines()[0] == str(tmp_path / "x.html")
     assert (tmp_path / "x.html").read_text().startswith("<!DOCTYPE html>")
     for words, said in (
-        ([str(tmp_path)], "has no config.json: it is no run directory"),
-        ([str(tmp_path / "nowhere")], "is no directory and no *.jsonl file"),
+        ([str(tmp_path)], "has no config.json, so it is no run directory"),
+        ([str(tmp_path / "nowhere")], "is neither a directory nor a *.jsonl file"),
         ([str(path), "--html", str(tmp_path / "no" / "x.html")], "cannot be written: No such file"),
-        (["--html", str(tmp_path / "a.jsonl"), str(path)], "a.jsonl: give it a name that ends in .html"),
+        (["--html", str(tmp_path / "a.jsonl"), str(path)], "a.jsonl is not a name that ends in .html"),
     ):
         assert compare.main(words) == 2
         assert said in capsys.readouterr().err

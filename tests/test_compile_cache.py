@@ -28,8 +28,8 @@ def test_programs_that_nobody_used_for_long_leave_the_cache(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners")
 @pytest.mark.parametrize(("spoil", "said"), [
     (lambda root, patch: None, ""),
-    (lambda root, patch: (root / "fdg_jax").chmod(0o777), "others may write in "),
-    (lambda root, patch: patch.setattr(compile_cache.os, "geteuid", lambda: 12345), "others may write in "),
+    (lambda root, patch: (root / "fdg_jax").chmod(0o777), "other users can write in "),
+    (lambda root, patch: patch.setattr(compile_cache.os, "geteuid", lambda: 12345), "other users can write in "),
 ])  # fmt: skip
 def test_a_cache_of_programs_that_others_could_have_written_is_not_used(spoil, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

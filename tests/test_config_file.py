@@ -44,9 +44,9 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_defaults(
 WRONG = {
     "a.toml": {
         "K = 2\n\nlearnin_rate = 0.1": "line 3: there is no option 'learnin_rate'. Did you mean learning_rate?",
-        "K = 'two'": "line 1: K is 'two', which is no whole number",
-        "beta = true": "line 1: beta is true, which is no number",
-        "quiet = true": "--quiet is no option of the run",
+        "K = 'two'": "line 1: K is 'two', not a whole number",
+        "beta = true": "line 1: beta is true, not a number",
+        "quiet = true": "--quiet is not stored with a run",
         "train_size = 4\ntrain-size = 5": "line 2: train-size is there twice (before: ",
         "K = ": "is not valid TOML: Invalid value (at end of document)",
     },
@@ -59,9 +59,9 @@ WRONG = {
     },
     "a.json": {
         '{"K": 2,\n "bta": 0.5}': "line 2: there is no option 'bta'. Did you mean beta?",
-        '{"K": NaN}': "it has NaN, which is no number",
+        '{"K": NaN}': "it has NaN, which is not a number",
         "[1]": "is not a JSON object",
-        '{"K": 2, "beta": 1, "K": 3}': "it has the key 'K' twice. Mend it",
+        '{"K": 2, "beta": 1, "K": 3}': "it has the key 'K' twice. Correct the file",
     },
     "a.ini": {"K = 2": "its name must end in .toml, .yaml, .yml or .json"},
 }

@@ -88,7 +88,7 @@ def uncorrected(K, **options):
 
 @pytest.mark.slow
 def test_looking_no_update_ahead_trains_bit_for_bit_as_without():
-    with pytest.warns(NoEffect, match="it looks no update ahead"):
+    with pytest.warns(NoEffect, match="it predicts no change"):
         corrected, _ = trained(2, "anticipate", momentum=0.0)  # spike's c is 0 then
     assert corrected.parameters_sha256() == uncorrected(2)
 
@@ -110,7 +110,7 @@ def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, asked):
     plain_options = {}
     if at_current_weights(correct):
         plain_options = {name: options_of(correct)[name] for name in ("weights", "stages")}
-        with pytest.raises(BadInput, match="takes gradients at the weights of the forward pass"):
+        with pytest.raises(BadInput, match="takes each gradient at the weights of its forward pass"):
             trained(3, correct, engine="delay-line", **asked)
     else:
         other, _ = trained(3, correct, engine="delay-line", **asked)

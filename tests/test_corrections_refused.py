@@ -31,23 +31,23 @@ REFUSED = [
     ({"correct": "tailor"}, "correction 'tailor' is not known. Did you mean taylor"),
     ({"correct": "rate,rate"}, "names rate twice"),
     ({"correct": "rate,none"}, "none cannot be combined"),
-    ({"correct": "t2"}, "correction t2 is for gradients at current weights, but these are at stashed"),
-    ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, but these are at current"),
+    ({"correct": "t2"}, "correction t2 needs gradients at current weights, not at stashed"),
+    ({"correct": "dc_asgd", "weights": "current"}, "needs gradients at stashed weights, not at current"),
     ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
     ({"correct": "anticipate", "weights": "current", "momentum": 0.9}, "gradients at stashed weights"),
     ({"correct": "anticipate", "momentum": 1.0}, "momentum=1.0: it must lie in"),
-    ({"momentum": "0.9"}, "momentum='0.9' is no number"),
+    ({"momentum": "0.9"}, "momentum='0.9' is not a number"),
     ({"correct": "gap_aware"}, "correction gap_aware needs the optimizer's learning rate"),
-    ({"correct": "rate", "anneal_updates": -1}, "Use a number of updates, or 0 for ever"),
+    ({"correct": "rate", "anneal_updates": -1}, "Use a number of updates, or 0 for never"),
     ({"correct": "dc_asgd", "compensation_strength": -1.0}, "it must be 0 or more"),
     ({"correct": "gap_aware", "learning_rate": -0.1}, "learning_rate=-0.1: it must lie in"),
-    ({"correct": "t2,dc_asgd"}, "t2 is for gradients at current weights, and dc_asgd for .* Use one of them"),
-    ({"correct": BACKWARD}, "changes the weights of its backward passes, but with stashed weights"),
+    ({"correct": "t2,dc_asgd"}, "t2 needs gradients at current weights, and dc_asgd needs .* Use one of them"),
+    ({"correct": BACKWARD}, "weights of backward passes, but with stashed weights"),
     ({"correct": "taylor", "strong": 1.0}, "strong=1.0"),
     ({"correct": "taylor", "method": "fr"}, "changes the backward pass of stage k=1"),
     ({"gate_decay": 0.1}, "none has no such option .it has: none.. Add correct='cosine', which has it"),
     ({"correct": "cosine", "gate_deca": 0.1}, "gate_decay.. Did you mean gate_decay"),
-    ({"correct": CorrectionSpec("mine", "", lambda: Correction())}, "`make` takes nothing. Write def make.late."),
+    ({"correct": CorrectionSpec("mine", "", lambda: Correction())}, "`make` has no argument. Write def make.late."),
     ({"correct": CorrectionSpec("mine", "", lambda late: NONE, needs="momentum")}, "needs=.'momentum',., with a comma"),
     ({"correct": CorrectionSpec("mine", "", lambda late: NONE, weights="new")}, "weights is 'new'. It can be '' or"),
 ]
@@ -98,7 +98,7 @@ class Compensated(Stage):
 def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay():
     method = Method("mine", "", lambda K: fdg(K), delay_line=True, stage=Compensated)
     pipeline(2, DATA[0], method=method)
-    with pytest.raises(BadInput, match="has a stage class of its own"):
+    with pytest.raises(BadInput, match="has its own stage class"):
         pipeline(2, DATA[0], method=method, engine="delay-line")
 
 
@@ -129,7 +129,7 @@ WRONG_PARTS = {
     "`forward` returns a tree with other keys": {"forward": lambda params, state: list(params.values())},
     "`before` is int, not an optax transformation": {"before": 3},
     "`optimizer` returns NoneType, not an optax transformation": {"optimizer": lambda chain: None},
-    "what it adds to the optimizer fails. ": {"before": optax.trace(0.9)._replace(update=lambda grads: grads)},
+    "the corrected optimizer fails. ": {"before": optax.trace(0.9)._replace(update=lambda grads: grads)},
 }
 
 
@@ -162,7 +162,7 @@ class WithoutOldWeights(Stage):
 def test_a_stage_that_does_not_pass_on_the_old_weights_is_refused_where_they_are_needed():
     method = Method("mine", "", lambda K: fdg(K), stage=WithoutOldWeights)
     pipeline(2, DATA[0], method=method, correct="rate")
-    with pytest.raises(BadInput, match=r"WithoutOldWeights\) do not pass them on. Write def use\(self, grads, version"):
+    with pytest.raises(BadInput, match=r"WithoutOldWeights does not pass them on. Write def use\(self, grads, version"):
         pipeline(2, DATA[0], method=method, correct="dc_asgd")
 
 

@@ -59,8 +59,8 @@ def test_a_line_that_is_not_the_tables_is_refused(tmp_path):
     path = tmp_path / "cifar10_short.jsonl"
     line = json.loads(path.read_text())
     for changed, message in (
-        (line | {"name": "fdg-K9"}, "a line of fdg-K9, no run"),
-        (line | {"options": line["options"] | {"epochs": 4}}, "of another run: epochs is 4, not 5"),
+        (line | {"name": "fdg-K9"}, "a line of fdg-K9, which is not a run"),
+        (line | {"options": line["options"] | {"epochs": 4}}, "other options than the table: epochs is 4, not 5"),
         ({}, "cannot be read"),
     ):
         path.write_text(json.dumps(changed) + "\n")

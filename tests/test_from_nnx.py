@@ -197,10 +197,10 @@ REFUSED = [
     (lambda: from_nnx(FromFirstKey), "FromFirstKey draws from the random stream 'params'.* same numbers in every step"),
     (lambda: from_nnx(nnx.Linear, 8), r"the nnx module Linear cannot be made: .*'out_features'\. Change its arguments"),
     (lambda: from_nnx(Needy), "Needy.__call__ has an argument `rngs` without a default"),
-    (lambda: from_nnx(Late), r"k=1 .*Late makes new when it is called\. Make it in __init__"),
+    (lambda: from_nnx(Late), r"k=1 .*Late creates new when it is called\. Create it in __init__"),
     (lambda: Block(8, 5, rngs=nnx.Rngs(0)), r"stage k=1 is a flax.nnx Block.*flax.nnx modules into fdg_jax.from_nnx"),
     (lambda: nn.Sequential([nn.Dense(8), nnx.bridge.ToLinen(nnx.Dropout, (0.5,))]),
-     r"ToLinen around Dropout does not tell its Dropout whether it is trained or evaluated.*fdg_jax\.from_nnx"),
+     r"ToLinen around Dropout does not switch its Dropout between training and evaluation.*fdg_jax\.from_nnx"),
 ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_a_run_is_exported_for_transformers_and_one_of_another_network_is_not(tm
     other = f"--norm rms --no-tied --steps 1 --K 1 --run-dir {tmp_path / 'other'}"
     assert language_model.main([*short(tmp_path), *other.split()]) == 0
     assert export.main([str(tmp_path / "other"), "--to", str(tmp_path / "no"), "--format", "gpt2"]) == 2
-    assert "is no GPT-2: it has tied=False (not True), norm='rms' (not 'layer')." in capsys.readouterr().err
+    assert "is not a GPT-2: it has tied=False (not True), norm='rms' (not 'layer')." in capsys.readouterr().err
 
 
 def without(name):
@@ -115,7 +115,7 @@ def other(name, *shape):
 
 
 REFUSED = {
-    "is for 300 different tokens, but the data have 256.": other("wte.weight", 300, WIDTH),
+    "has a vocabulary of 300 tokens, but the data have one of 256.": other("wte.weight", 300, WIDTH),
     "has 8 positions, but a block has 16. Use --block-size 8": other("wpe.weight", 8, WIDTH),
     "holds neither weights of this library nor of GPT-2: it has no wte.weight": without("wte.weight"),
     "nor of GPT-2: GPT-2 has no h.0.attn.rotary": other("h.0.attn.rotary", 3),

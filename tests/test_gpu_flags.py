@@ -49,7 +49,7 @@ def test_a_run_that_began_without_the_file_goes_on_as_it_began(chosen):
 def test_where_xla_cannot_keep_its_choices_one_sentence_says_so_and_nothing_is_tuned(chosen, capsys):
     assert chosen(unknown=[DUMP]) == UNTUNED
     said = capsys.readouterr()
-    assert f"does not know {DUMP}, so it cannot keep its choice of kernels" in said.out + said.err
+    assert f"does not know {DUMP}, so it cannot store its choice of kernels" in said.out + said.err
 
 
 def test_what_xla_lacks_is_read_from_what_it_says():

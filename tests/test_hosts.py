@@ -114,4 +114,4 @@ def test_a_cut_between_any_two_hosts_ends_the_training_with_the_name_of_one(pair
     a, b = pair
     expected = [f"process {a} has waited", f"process {b} has waited", f"process {a} has not", f"process {b} has not"]
     assert any(words in line for words in expected for line in errors), errors
-    assert any("It is gone, or its connection is cut." in line for line in errors), errors
+    assert any("has ended, or its connection is cut." in line for line in errors), errors

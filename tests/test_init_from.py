@@ -88,7 +88,7 @@ def test_a_run_and_its_export_begin_alike_and_a_resumed_run_needs_neither(old, s
 
 REFUSED = {
     "{old}/run@99": "no checkpoint after batch 99. There are checkpoints after batches 2, 4, 5",
-    "{old}/nothing": "no file of weights and holds no run",
+    "{old}/nothing": "neither a file of weights nor a run",
     "{old}/file@3": "is a file of weights, which has no checkpoints",
     "{old}/run/summary.json": "--init-from",
 }

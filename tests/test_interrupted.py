@@ -44,7 +44,7 @@ def test_a_pipeline_that_was_interrupted_within_a_tick_says_so_until_it_is_resto
         ours.step(DATA[4]) if call == "step" else ours.drain()
     assert ours.interrupted
     for attempt in (lambda: ours.step(DATA[5]), ours.drain, ours.state, lambda: ours.evaluate(DATA[:1])):
-        with pytest.raises(BadInput, match=r"interrupted within a tick.*restore\(state\)"):
+        with pytest.raises(BadInput, match=r"interrupted in the middle of a step.*restore\(state\)"):
             attempt()
     ours.restore(state)
     assert not ours.interrupted
@@ -66,7 +66,7 @@ def test_so_does_a_scan_that_was_given_away():
     ours.engine._step = interrupted
     with pytest.raises(KeyboardInterrupt):
         ours.step(DATA[0])
-    with pytest.raises(BadInput, match="interrupted within a tick"):
+    with pytest.raises(BadInput, match="interrupted in the middle of a step"):
         ours.state()
     ours.engine._step = real
     ours.restore(state)

@@ -94,7 +94,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("--text a", "it is for text"),
+    ("--text a", "this option is for text"),
     ("--model transformer8x64 --dataset digits", "takes tokens, but --dataset digits has images"),
 ])  # fmt: skip
 def test_the_command_for_images_refuses_what_is_for_text(words, said, tmp_path, capsys):
@@ -127,7 +127,7 @@ def test_a_run_has_the_files_of_every_run_and_counts_tokens(tmp_path, capsys):
     assert all("tokens_per_second" in line for line in trained)
     assert all("test_bits_per_byte" in line for line in lines if "test_loss" in line)
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "tokens a second" in page and "bits per byte, last" in page and "images a second" not in page
+    assert "tokens a second" in page and "last bits per byte" in page and "images a second" not in page
     assert read(tmp_path / "run" / "config.json")["text"] is None
 
 

@@ -50,7 +50,7 @@ def test_after_a_process_stopped_with_a_checkpoint_the_others_are_let_be_to_writ
     with Launched(code, "--restart", "1", words=("--run-dir", "x")) as launched:
         exit_code, out, err = launched.finish()
     assert exit_code == 143 and out.count("saved") == 2
-    assert "was stopped by SIGTERM; the others were stopped. Go on" in err and "All are started again" not in err
+    assert "was stopped by SIGTERM; the others were stopped. Go on" in err and "All processes are restarted" not in err
 
 
 # Signals to the launcher
@@ -95,7 +95,7 @@ def test_a_restart_that_succeeds_at_the_third_time_goes_on_with_the_run(tmp_path
     assert all("--resume auto --coordinator" in " ".join(words) for words in attempts[1:])
     first, second, third = (float(words[0]) for words in attempts)
     assert second - first > 0.1 and third - second > 0.2
-    assert "again in 0.1 s, restart 1 of 5." in err and "again in 0.2 s, restart 2 of 5." in err
+    assert "restarted in 0.1 s: restart 1 of 5." in err and "restarted in 0.2 s: restart 2 of 5." in err
 
 
 def test_restarts_come_to_an_end_and_a_signal_ends_the_wait_before_one():

@@ -118,11 +118,11 @@ def test_the_checkpoint_that_is_asked_for_is_found(run):
 
 
 @pytest.mark.parametrize(("main", "words", "fact"), [
-    (evaluate.main, ["none"], "none holds no run (config.json is not there)"),
+    (evaluate.main, ["none"], "none holds no run (config.json is missing)"),
     (evaluate.main, ["run", "--checkpoint", "9"], "run has no checkpoint after batch 9"),
     (evaluate.main, ["notes.txt"], "notes.txt is damaged or is no safetensors file"),
     (export.main, ["run", "--to", "notes.txt"], "--to notes.txt exists already"),
-    (export.main, ["run", "--to", "no/w"], "its folder is not there"),
+    (export.main, ["run", "--to", "no/w"], "its folder does not exist"),
 ])  # fmt: skip
 def test_bad_input_ends_with_exit_code_2_and_a_sentence(main, words, fact, run, monkeypatch, capsys):
     monkeypatch.chdir(run.parent)
@@ -166,5 +166,5 @@ def test_a_finished_run_evaluates_as_in_its_summary_and_a_checkpoint_as_in_its_m
     tested = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines() if "test_loss" in line]
     assert [event["step"] for event in tested] == [4, 8]
     said = answered("-m", "fdg_jax.evaluate", str(trained), "--checkpoint", "4")
-    assert said[0].endswith("after batch 4, batches in flight not used")
+    assert said[0].endswith("after batch 4, without batches in flight")
     assert said[1].startswith(f"test loss {tested[0]['test_loss']:.6f}, ")

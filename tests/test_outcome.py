@@ -96,7 +96,7 @@ def test_weights_that_do_not_fit_are_not_evaluated(trained):
     stages, whole = trained.export(), trained.export(whole=True)
     for match, variables in {
         "2 stages but 1 sets of variables were given": stages[:1],
-        r"stage k=1 takes .*, but the given one is nothing": [{"params": {}}, stages[1]],
+        r"stage k=1 takes .*, but nothing was given": [{"params": {}}, stages[1]],
         "the variables have params/block004, but the 4 blocks are block000 to block003": {
             "params": {**whole["params"], "block004": {}}
         },
@@ -123,7 +123,7 @@ def test_every_engine_and_method_predicts_and_exports(options):
 @pytest.mark.parametrize(("inputs", "match"), [
     (X[:, :7], r"predict cannot take inputs float32\[16, 7\]: .* stage 1 takes float32\[16, 8\]\. .* with transform="),
     (X.astype(np.int32), r"the inputs are int32\[16, 8\], but at init"),
-    (X[:0], r"^the inputs are float32\[0, 8\]: there is no example. Give predict at least one.$"),
+    (X[:0], r"^the inputs are float32\[0, 8\]: they hold no example. Give predict at least one example.$"),
     (X.tolist(), "numpy.asarray"),
 ])  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused(inputs, match, trained):
@@ -134,7 +134,7 @@ def test_inputs_that_do_not_fit_are_refused(inputs, match, trained):
 def test_stages_of_their_own_have_no_uncut_network():
     ours = pipeline(2, DATA[0])
     assert ours.cuts is None and len(ours.export()) == 2
-    with pytest.raises(BadInput, match=r"export\(whole=True\): the stages are modules of their own.*split="):
+    with pytest.raises(BadInput, match=r"export\(whole=True\): the pipeline was made of K stages.*split="):
         ours.export(whole=True)
     with pytest.raises(BadInput, match="variables is one dictionary, but the stages were not cut from one network"):
         pipeline(2, DATA[0], variables={"params": {}})
@@ -241,12 +241,12 @@ def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weight
 
 
 @pytest.mark.parametrize(("names", "texts", "said"), [
-    (["a/b", "a/b/c"], {"format": weight_files.WEIGHTS}, "names of its arrays make no tree"),
-    (["a/b"], {"format": weight_files.WEIGHTS, "containers": '{"a": "tuple"}'}, "names of its arrays make no tree"),
+    (["a/b", "a/b/c"], {"format": weight_files.WEIGHTS}, "names of its arrays do not form a tree"),
+    (["a/b"], {"format": weight_files.WEIGHTS, "containers": '{"a": "tuple"}'}, "do not form a tree"),
     *((["a"], {"format": weight_files.WEIGHTS, "dtypes": f'{{"a": {dtype}}}'}, "does not fit its arrays")
       for dtype in ("3", '"O"', '"key none"')),
     (["a"], {"format": weight_files.WEIGHTS, "containers": "[]"}, "does not fit its arrays"),
-    (["a"], {"format": weight_files.WEIGHTS, "containers": '{"a": []}'}, "names of its arrays make no tree"),
+    (["a"], {"format": weight_files.WEIGHTS, "containers": '{"a": []}'}, "names of its arrays do not form a tree"),
     *((["stage/1/a"], {"format": weight_files.PIPELINE, **K}, "which is no number of stages")
       for K in ({}, {"K": "0"}, {"K": "1000000000"})),
     *(([name], {"format": weight_files.PIPELINE, "K": "1"}, "which no pipeline of 1 stages has")

@@ -64,8 +64,8 @@ SENSELESS = [
     ({"split": "even", "K": 0}, r"K=0: it must lie in \[1, 10000\]"),
     ({"split": [3], "K": 3}, "split 3 for K=3 stages of 6 blocks: 2 increasing block numbers in 1..5 are"),
     ({"split": [3, 3]}, "2 increasing block numbers in 1..5 are needed"),
-    ({"split": 2.5, "K": 2}, "split=2.5 is 2.5, which is no split"),
-    ({"split": ["3"]}, "which is no split"),
+    ({"split": 2.5, "K": 2}, "split=2.5 is 2.5, which is not a split"),
+    ({"split": ["3"]}, "which is not a split"),
     ({"K": 2}, "K=2, but 6 stages were given. Leave K out, or add split="),
 ]
 
@@ -172,12 +172,12 @@ def own(tmp_path, monkeypatch):
 
 
 BAD = [
-    ("NAMES = ", "mine.py cannot be imported: .*Mend it"),
+    ("NAMES = ", "mine.py cannot be imported: .*Correct the file"),
     ("NAMES = {'mine': {}}", "mine.py has NAMES, but no function blocks"),
     ("NAMES = {'mine': {}}\ndef blocks(classes): ...", r"blocks\(\) of mine gives a NoneType"),
     ("NAMES = {'mine': {'n': 1}}\ndef blocks(classes): return [1]", r"blocks\(\) of mine fails: .*'n'"),
     ("NAMES = {'mine': {}}\nTAKES = 'sounds'\ndef blocks(classes): ...", "TAKES is 'sounds'"),
-    ("NAMES = {'mine': {}}\nclass Options: ...\ndef blocks(classes): ...", "is no dataclass"),
+    ("NAMES = {'mine': {}}\nclass Options: ...\ndef blocks(classes): ...", "is not a dataclass"),
 ]
 
 

@@ -55,7 +55,7 @@ def test_a_run_keeps_its_own_files_and_goes_on_with_their_copies_where_they_are_
     assert f"test error {read(run / 'summary.json')['test_error_percent']:.2f}%" in out
     (tmp_path / "flat.py").write_text("NAMES = {'flat': {}}\nblocks = print")
     code, _, err = finish(started(*again, "--trust-code", "--model", "./flat.py", cwd=tmp_path))
-    assert code == 2 and re.search(r"\./flat\.py is not the file that .* was made with\. Put it back", err)
+    assert code == 2 and re.search(r"\./flat\.py is not the file that .* was made with\. Restore it", err)
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_a_run_directory_executes_nothing_unasked(own, tmp_path, capsys):
     shutil.copytree(own / "run", run)
     for name in NAMES:
         (run / "code" / f"{name}.py").write_text("raise SystemExit('executed')")
-    with pytest.raises(BadInput, match=r"code of its own, .*code/still_first\.py.*add --trust-code"):
+    with pytest.raises(BadInput, match=r"user's own code, .*code/still_first\.py.*add --trust-code"):
         load_run(run)
     assert cifar.main(["--run-dir", str(run), "--resume"]) == 2
     assert cifar.main(["--config", str(run / "config.json")]) == 2

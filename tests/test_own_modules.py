@@ -44,7 +44,7 @@ def test_first_variables_made_of_the_values_of_inputs_are_refused_and_others_are
     def init(module, variables=None):
         return fdg_jax.Pipeline([module], cross_entropy, recipe(1)).init(jax.random.key(0), DATA[0], variables)
 
-    with pytest.raises(BadInput, match=r"k=1 \(Shifted\): its first variables depend on the values of its inputs"):
+    with pytest.raises(BadInput, match=r"k=1 \(Shifted\): its initial variables depend on the values of its inputs"):
         init(Shifted(True))
     init(Shifted(True), [Shifted(True).init(jax.random.key(0), X)])
     init(Shifted(False))

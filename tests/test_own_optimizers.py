@@ -85,12 +85,12 @@ def _by_stage(chains, start):
 
 REFUSED = [
     ([optax.sgd(0.1)], "optimizer is a list of 1, but there are K=2 stages"),
-    ([optax.sgd(0.1), 3], "the optimizer of stage k=2 is 3, no optax optimizer"),
-    (lambda k: None, "the optimizer of stage k=1 is None, no optax optimizer"),
-    (0.1, "optimizer is 0.1, no optax optimizer"),
-    (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*while optax.lookahead needs two"),
-    (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam: it takes gradients at two points"),
-    (optax.contrib.reduce_on_plateau(), "cannot train stage k=1.*no loss.*reduce_on_plateau"),
+    ([optax.sgd(0.1), 3], "the optimizer of stage k=2 is 3, not an optax optimizer"),
+    (lambda k: None, "the optimizer of stage k=1 is None, not an optax optimizer"),
+    (0.1, "optimizer is 0.1, not an optax optimizer"),
+    (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*optax.lookahead needs two"),
+    (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam, which takes gradients at two"),
+    (optax.contrib.reduce_on_plateau(), "cannot train stage k=1.*without a loss.*reduce_on_plateau"),
     (optax.lbfgs(), "missing 3 .*'value_fn'.*Use another optimizer"),
     (optax.multi_transform({"a": optax.sgd(0.1)}, {"no": "such"}), r"the optimizer cannot train stage k=1 \(Part\)"),
 ]
@@ -274,7 +274,7 @@ def test_an_average_changes_no_bit_of_the_training_and_is_the_same_in_both_engin
     assert len({ours.parameters_sha256() for ours in (*with_average, without)}) == 1
     one, two = (ours.export(ema=True) for ours in with_average)
     jax.tree.map(np.testing.assert_array_equal, one, two)
-    with pytest.raises(BadInput, match=r"keeps no average of its weights\. Make it with .*ema=0\.999"):
+    with pytest.raises(BadInput, match=r"keeps no average of its weights\. To keep one: .*ema=0\.999"):
         without.export(ema=True)
 
 
@@ -287,7 +287,7 @@ def test_a_hyperparameter_that_cannot_be_set_is_refused_and_nothing_has_changed(
         r"stage k=1 has no injected hyperparameter rate \(it has: learning_rate, momentum\)\. Give .*optax\.adamw": {
             "rate": 1
         },
-        "learning_rate of stage k=2 follows a schedule, which sets it anew": {"learning_rate": 0.1},
+        "learning_rate of stage k=2 follows a schedule, which sets its value": {"learning_rate": 0.1},
         r"momentum=array.* does not fit float32\[\]\. Give one number": {"momentum": np.ones(2)},
         r"k=0: the stages are k=1\.\.2": {"momentum": 0.5, "k": 0},
     }.items():

@@ -111,11 +111,11 @@ def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
 
 
 @pytest.mark.parametrize(("options", "match"), [
-    ({"gain": "2"}, r"gain='2' is no number\. Use 1\.0, say, which is the default"),
+    ({"gain": "2"}, r"gain='2' is not a number\. The default is 1\.0"),
     ({"gain": -1.0}, r"gain=-1\.0: a gradient is multiplied by a positive number"),
     ({"pace": "crawl"}, r"pace='crawl' is not known\. Use walk \(the default\) or run\."),
     ({"beta": 0.5}, r"beta=0\.5: method mine has no such option \(it has: pace, gain\)"),
-    ({"method": "dni", "conditional": "yes"}, "conditional='yes' is no true or false"),
+    ({"method": "dni", "conditional": "yes"}, "conditional='yes' is not true or false"),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_refused_in_python(options, match, folder):
     (folder / "mine.py").write_text(MINE)
@@ -155,7 +155,7 @@ METHOD = Method(name="mine", summary="", schedule=lambda K: bp(K), options=Optio
 @pytest.mark.parametrize(("line", "match"), [
     ("gain: float = 1.0", r"gain is not made by option.*Write gain: float = option\(0\.5, "),
     ("gain: complex = option(1j, 'the gain')", "gain is of a type that an option cannot have"),
-    ("gain: int = option(1.5, 'the gain')", r"Options\.gain has the default 1\.5, which is no whole number"),
+    ("gain: int = option(1.5, 'the gain')", r"Options\.gain has the default 1\.5, not a whole number"),
     ("accumulate: int = option(2, 'fewer updates')", "mine.py and fdg_jax/methods/ddg.py declare .*differ"),
     ("seed: int = option(2, 'another seed')", "declares the option seed, a name that is already in use"),
 ])  # fmt: skip
@@ -180,7 +180,7 @@ def test_two_files_may_declare_the_same_option(folder):
 @pytest.mark.parametrize(("changed", "match"), [
     (("options=Options, ", ""), r"mine\.py has a class Options, which its METHOD does not name\. Add options=Options"),
     (('name="mine"', 'name="yours"'), r"mine\.py: METHOD has the name 'yours', but the file has 'mine'\."),
-    (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is no dataclass"),
+    (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is not a dataclass"),
 ])  # fmt: skip
 def test_a_file_that_contradicts_itself_is_refused_where_the_method_is_chosen(changed, match, folder):
     (folder / "mine.py").write_text(MINE.replace(*changed))
@@ -213,5 +213,5 @@ def test_words_become_values(words, values):
 
 def test_no_flag_may_be_abbreviated():
     for word in ("--epoch", "--no-dra", "--r"):
-        with pytest.raises(BadInput, match=f"{word} is no flag of this command"):
+        with pytest.raises(BadInput, match=f"{word} is not a flag of this command"):
             cli.parse([word, "3"], "command")

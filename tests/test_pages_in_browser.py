@@ -96,9 +96,10 @@ def compare(browser, variant: choices.Variant, K: int, at: Times) -> None:
         op = expected["B", k, batch]
         if op.end <= end + 1e-9:
             used, now = trace.version[op_of("F", k, batch)], trace.version[op_of("B", k, batch)]
-            assert f"stage {k}, backward pass of batch {batch}: used version {used}, now {now}." in text
+            what = f"forward pass with weights of version {used}, update of version {now}."
+            assert f"stage {k}, backward pass of batch {batch}: {what}" in text
             assert ("not late" in text) == (used == now)
-            assert len(re.findall(r"\d+", text.partition("In between came")[2].partition(":")[0])) == now - used
+            assert len(re.findall(r"\d+", text.partition("In between was")[2].partition(":")[0])) == now - used
             said += 1
     assert said >= K
     found = timeline_of_versions(drawn["versions"], K)
@@ -153,7 +154,7 @@ def test_a_name_that_holds_html_stays_text(shown):
     shown.run(chromium.SET, [("method-0", name)])
     assert HTML_NAME in shown.run("return document.getElementById('choice-0').textContent")
     assert shown.run("return [document.querySelectorAll('img, #panels b b').length, document.title]") == [
-        0, "Which weights does a gradient belong to?",
+        0, "How late is each gradient?",
     ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def parse(text, **changes):
 
 
 @pytest.mark.parametrize(("side", "changes", "word"), [
-    ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout"),
+    ("torch:schedule=gpipe", {}, "not an option of this peer. It has threads, layout"),
     ("torch-pipeline:micro_batches=3", {}, "3 micro-batches do not divide 8 images"),
     ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
 ])  # fmt: skip

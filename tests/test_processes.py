@@ -97,20 +97,20 @@ def test_the_first_difference_is_named_with_both_values(found, fact):
 
 @pytest.mark.slow
 def test_the_delay_line_is_refused_in_several_processes(tmp_path):
-    with pytest.raises(AssertionError, match="engine delay-line trains on one device of one process"):
+    with pytest.raises(AssertionError, match="engine delay-line trains on one device in one process"):
         trained(tmp_path / "out", 2, engine="delay-line")
 
 
 @pytest.mark.parametrize(("arguments", "fact"), [
-    (("localhost:1234", 0, 2, 2), "'localhost:1234' is no IPv4 address with a port"),
-    (("127.0.0.1", 0, 2, 2), "'127.0.0.1' is no IPv4 address with a port"),
+    (("localhost:1234", 0, 2, 2), "'localhost:1234' is not an IPv4 address with a port"),
+    (("127.0.0.1", 0, 2, 2), "'127.0.0.1' is not an IPv4 address with a port"),
     (("127.0.0.1:1234", 2, 2, 2), "process 2 of 2 with K=2 stages"),
     (("127.0.0.1:1234", 0, 3, 2), "process 0 of 3 with K=2 stages"),
-    (("127.0.0.1:1234", 0, 2, 2, "myhost"), "'myhost' is no IPv4 address"),
-    (("[::1]:1234", 0, 2, 2), "is no IPv4 address with a port"),
+    (("127.0.0.1:1234", 0, 2, 2, "myhost"), "'myhost' is not an IPv4 address"),
+    (("[::1]:1234", 0, 2, 2), "is not an IPv4 address with a port"),
     (
         ("10.0.0.1:1234", 0, 2, 2, "127.0.0.1"),
-        "would be reached at 127.0.0.1: other hosts cannot reach one of the two",
+        "would be reached at 127.0.0.1, but other hosts can reach only one of these",
     ),
     (("10.0.0.1:1234", 0, 2, 2, "203.0.113.9"), "address 203.0.113.9 cannot be used on this host"),
     (("127.0.0.1:1234", 0, 2, 2), "JAX has already started"),

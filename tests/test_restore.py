@@ -53,13 +53,13 @@ def infinite(array):
 @pytest.mark.parametrize(("change", "match"), [
     (put(["stage3", "params", "kernel"], lambda a: a[:-1]), r"stage3/.*|state/\.params.* is float32\[11, 5\]"),
     (put(["stage3/updates"], lambda a: a - 99), "updates is .*, not a number of 0 or more"),
-    (put(["entered"], lambda a: a - 3), "2 batches have entered, 5 since the last drain"),
+    (put(["entered"], lambda a: a - 3), "2 batches in all, but 5 since the last drain"),
     (put(["t"], lambda a: a - 1), "the checkpoint holds memos of the batches .* for stage k=1"),
-    (put(["stage1/summed"], lambda a: a + 1), "1 in its sum, but 0 and 0 are needed"),
+    (put(["stage1/summed"], lambda a: a + 1), "1 in the sum for its next update, but 0 and 0 are needed"),
     (put(["stage2", "state/.params", "kernel"], nan), r"1 of 144 numbers of the state's stage2/.*kernel.* not finite"),
     (put(["stage2", ".opt_state", "kernel"], nan), r"stage2/state/\.opt_state.*not finite"),
     (put(["stage1/weights/", "kernel"], infinite), "stage1/weights/.*not finite"),
-    (lambda state: state.update({"stage9/more": np.zeros(3)}), "holds stage9/more, which this pipeline has no place"),
+    (lambda state: state.update({"stage9/more": np.zeros(3)}), "holds stage9/more, which this pipeline does not"),
     (lambda state: state.update({"stage1/memo/x/version": np.int64(1)}), r"have .*'x'.* where numbers are needed"),
     (put(["of"], lambda a: a * 0 + 255), "of another run"),
 ])  # fmt: skip
@@ -119,7 +119,7 @@ def test_what_a_pipeline_was_restored_from_may_be_overwritten(engine, both):
 def test_the_memory_of_another_optimizer_is_not_dropped(engine):
     plain = pipeline(1, DATA[0], optimizer=optax.sgd(0.1), engine=engine)
     momentum = pipeline(1, DATA[0], optimizer=optax.sgd(0.1, momentum=0.9), engine=engine)
-    with pytest.raises(BadInput, match=r"holds .*trace.* and \d more, which this pipeline has no place for"):
+    with pytest.raises(BadInput, match=r"holds .*trace.* and \d more, which this pipeline does not have"):
         plain.restore(momentum.state())
     with pytest.raises(BadInput, match=r"has no .*trace.*, or guard, gradient_norms or ema has changed"):
         momentum.restore(plain.state())

@@ -167,11 +167,11 @@ def test_where_all_are_damaged_nothing_begins_anew_by_itself(tmp_path, monkeypat
     damage(tmp_path, 2)
     with monkeypatch.context() as patch:
         patch.setattr(durable, "rename", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
-        with pytest.raises(BadInput, match=r"no checkpoint in .* is whole, 2 are damaged"):
+        with pytest.raises(BadInput, match=r"all checkpoints in .* are damaged \(2\)"):
             newest(tmp_path)
     assert "It cannot be put aside (Permission denied)" in capsys.readouterr().err
     for _ in range(2):  # nor the second time
-        with pytest.raises(BadInput, match=r"no checkpoint in .* is whole, 2 are damaged"):
+        with pytest.raises(BadInput, match=r"all checkpoints in .* are damaged \(2\)"):
             newest(tmp_path)
     assert names(tmp_path) == ["damaged-step-000000001", "damaged-step-000000002"]
 

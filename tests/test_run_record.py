@@ -107,10 +107,10 @@ def test_a_damaged_config_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
-    ("K", True, "K is True, which is no whole number"),
-    ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line or scan"),
-    ("steps", "9", "steps is '9', which is no whole number or null"),
-    ("resumed", 3, "resumed is 3, which is no list or null"),
+    ("K", True, "K is True, not a whole number"),
+    ("engine", "fast", "engine is 'fast', not auto or pipeline or delay-line or scan"),
+    ("steps", "9", "steps is '9', not a whole number or null"),
+    ("resumed", 3, "resumed is 3, not a list or null"),
 ])  # fmt: skip
 def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, value, said):
     stored_run(tmp_path)
@@ -150,7 +150,7 @@ def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
     job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=restored, dataset=dataset)
     record = a_record()
     about = policies.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
-    with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
+    with pytest.raises(BadInput, match=r"config.json has changed .*: momentum is 0.8 and was 0.9\. Restore it"):
         lifecycle.begin_again(job, record, {}, record.state(), about)
     with pytest.raises(BadInput, match="damaged: its options are \\[1\\]"):
         lifecycle.begin_again(job, record, {}, record.state(), {**about, "options": [1]})
@@ -184,5 +184,5 @@ def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
     assert lifecycle.finished(tmp_path, dataclasses.replace(options, steps=5))
     assert "5 batches" in capsys.readouterr().out
     assert not lifecycle.finished(tmp_path, dataclasses.replace(options, steps=6))
-    with pytest.raises(BadInput, match="--steps 4: the run is at batch 5"):
+    with pytest.raises(BadInput, match="--steps 4: the run is already at batch 5"):
         lifecycle.finished(tmp_path, dataclasses.replace(options, steps=4))

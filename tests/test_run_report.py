@@ -35,7 +35,7 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
     late = "stages 1 to 2 are late by this number of updates: 1, 0"
     for part in ("12.34%", "FDG with K=2, β=0.5", "digits &lt;not&gt; CIFAR", "not finished", late):
         assert part in page
-    assert "Resumed from a checkpoint: 2. Begun anew, as no checkpoint was written yet: 1." in page
+    assert "Times resumed from a checkpoint: 2. Times begun anew, because there was no checkpoint yet: 1." in page
     assert "src=" not in page and "http" not in page.replace("http-equiv", "") and page.count("<link") == 1
     assert page.count('<svg class="chart"') == 4 and page.count('<svg class="schedule"') == 1
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -75,7 +75,7 @@ def test_the_schedule_is_drawn_and_its_lateness_is_the_schedules(method, K):
     assert (f"1 to {K} are late by this number of updates: {', '.join(map(str, late))}." in page) is (max(late) > 0)
     if drawn:
         assert all(f">F{batch}<" in drawn for batch in (1, 2, 3) if method != "gpipe") and f">stage {K}<" in drawn
-        assert (f"{max(late)} update{'s' * (max(late) > 1)} late. The numbers count them." in drawn) is (max(late) > 0)
+        assert (f"{max(late)} update{'s' * (max(late) > 1)} late. The dots count" in drawn) is (max(late) > 0)
 
 
 @pytest.mark.parametrize("words", [
@@ -104,4 +104,4 @@ def test_what_was_refused_is_shown(tmp_path):
     report_page.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
     said = "<p>After batch 1,234: stage k=2 refused &lt;b&gt;update&lt;/b&gt; 7.</p><p>After batch 5: gone back</p>"
-    assert said in page and "Times without progress for 600 s: 2 (stalls.jsonl)." in page
+    assert said in page and "Stalls of at least 600 s without progress: 2 (stalls.jsonl)." in page

@@ -35,7 +35,7 @@ def test_other_data_are_refused_and_a_checkpoint_that_does_not_know_its_data_is_
     for about in ({}, {"data": {**other, "format": 0}}):
         check_data(now, about, "--resume")
         err = capsys.readouterr().err
-        assert err.startswith("warning: the newest checkpoint does not say which images") and err.count("\n") == 1
+        assert err.startswith("warning: another version wrote the newest checkpoint") and err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -54,13 +54,13 @@ def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(tmp_path, monkeypa
         assert said in err and err.count("\n") == 1
         assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
-    refused("has results up to batch 5, but no checkpoint to go on from")
+    refused("has results up to batch 5, but no checkpoint")
     (run / "checkpoints").symlink_to("/nowhere/at/all")
     refused("cannot be listed: No such file or directory")
     (run / "checkpoints").unlink()
     (run / "summary.json").unlink()  # as if it had been killed: two checkpoints were due, so one was there
     del before["summary.json"]
-    refused("has results up to batch 5, but no checkpoint to go on from")
+    refused("has results up to batch 5, but no checkpoint")
     (tmp_path / "elsewhere").rename(run / "checkpoints")
     assert cifar.main([*words, "--resume", "--steps", "8"]) == 0
 

@@ -76,13 +76,13 @@ REFUSED = {
     "--sweep bta=0.2": "there is no option 'bta'. Did you mean beta?",
     "--sweep beta": "write NAME=VALUES",
     "--sweep beta=0.2,x": "'x' is not a number",
-    "--sweep beta=0.2,0.2": "a value is there twice",
-    "--sweep beta=0.2 --beta 0.5": "beta is given by --beta, too",
+    "--sweep beta=0.2,0.2": "a value is listed twice",
+    "--sweep beta=0.2 --beta 0.5": "--beta sets the same option",
     "--sweep run_dir=a,b": "run_dir is the same for all runs",
-    "--sweep drain=maybe": "drain is 'maybe', which is no true or false",
-    "--seeds 0,1 --sweep seed=3": "--seeds 0,1: the values of seed are given twice",
+    "--sweep drain=maybe": "drain is 'maybe', not true or false",
+    "--seeds 0,1 --sweep seed=3": "--seeds 0,1: seed is swept twice",
     "--sweep method=bp,fdg beta=0.5": "method bp has no such option",
-    "--seeds 0 --jobs 1000": "each run gets a core",
+    "--seeds 0 --jobs 1000": "each run needs a core",
     "--seeds 0 --resume": "resumes its runs by itself",
     f"--sweep seed={','.join(map(str, range(1001)))}": "1,001 runs",
 }
@@ -100,7 +100,7 @@ def test_seeds_need_a_directory_that_holds_no_run_itself(tmp_path, capsys):
     assert cifar.main(["--seeds", "0,1"]) == 2 and "add --run-dir DIR" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
     assert cifar.main(["--seeds", "0,1", "--run-dir", str(tmp_path)]) == 2
-    assert "holds a run itself" in capsys.readouterr().err
+    assert "is itself the directory of a run" in capsys.readouterr().err
 
 
 def test_a_dry_run_lists_the_commands_and_starts_none(tmp_path, monkeypatch, capsys):

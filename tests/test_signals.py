@@ -41,7 +41,7 @@ def test_a_signal_is_remembered_and_given_back(number, capfd):
             taken.check()
         assert taken.number == number
     assert [signal.getsignal(each) for each in ALL] == before
-    assert f"{number.name}: stopping after what is under way" in capfd.readouterr().err
+    assert f"{number.name}: stopping after the current operation" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("sent", "code"), [

@@ -108,7 +108,7 @@ def test_a_wrong_split_is_refused_with_K_the_blocks_and_the_way_out():
             split.parse(text, "resnet20", K, 11)
         message = str(error.value)
         assert f"K={K}" in message and "11 blocks" in message
-        assert any(way in message for way in ("Use --", "use --split", "give 2 of them"))
+        assert any(way in message for way in ("Use --", "use --split", "give 2 increasing"))
 
 
 class Block(nn.Module):

@@ -44,11 +44,11 @@ def test_a_quiet_run_prints_warnings_and_its_last_line_only(capsys):
         print("method     fdg")
         with Progress(10, 0, 1) as progress:
             progress.say("epoch 1: test error 5.00%")
-            progress.say("WARNING: gone back to the checkpoint after batch 3.")
+            progress.say("WARNING: the run goes back to the checkpoint after batch 3.")
         print("done: test error 5.00%", file=output.loud())
     print("after it")
     assert capsys.readouterr().out.splitlines() == [
-        "WARNING: gone back to the checkpoint after batch 3.", "done: test error 5.00%", "after it"
+        "WARNING: the run goes back to the checkpoint after batch 3.", "done: test error 5.00%", "after it"
     ]  # fmt: skip
 
 

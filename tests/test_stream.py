@@ -58,7 +58,7 @@ def test_a_directory_that_tfds_prepared_is_read_record_by_record(tmp_path):
 
 
 def test_the_default_directory_and_a_folder_named_imagenet_are_looked_into(tmp_path):
-    with pytest.raises(download.Unavailable, match=r"ImageNet isn't in .*default, and it is not downloaded"):
+    with pytest.raises(download.Unavailable, match=r"ImageNet isn't in .*default, and this program does not download"):
         data.load("imagenet")
     write_imagenet(tmp_path / "default" / "imagenet")
     assert len(data.load("imagenet").train_images) == 12

@@ -206,7 +206,7 @@ def test_a_loss_that_draws_has_a_key_of_stage_K_new_in_every_step(engine):
         assert set(own) == {"params"}
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), own["params"], theirs["params"])
     np.testing.assert_allclose([each.loss for each in ours.losses(wait=True)], losses, **CLOSE)
-    with pytest.raises(BadInput, match=r"the loss draws random numbers in evaluation, too: call evaluate\(.*key="):
+    with pytest.raises(BadInput, match=r"the loss draws random numbers in evaluation, too. Call evaluate\(.*key="):
         ours.evaluate(DATA)
     key = jax.random.key(5)
     drawn = [stream_key(key_in_evaluation(key, n, 2), "loss") for n in (1, 2)]

@@ -65,10 +65,10 @@ def test_tokens_of_32_bits_are_read_by_their_header_or_as_asked(tmp_path):
 
 
 BAD = {
-    "odd": (lambda path: path.write_bytes(b"x" * 101), "101 bytes, which are no whole number of uint16 tokens"),
+    "odd": (lambda path: path.write_bytes(b"x" * 101), "101 bytes, which is not a whole number of uint16 tokens"),
     "text": (lambda path: path.write_text("The quick brown fox. " * 50), "is text, not tokens"),
     "wide": (lambda path: np.arange(500, dtype=np.uint32).tofile(path), "Add --token-dtype uint32"),
-    "folder": (Path.mkdir, "is no file"),
+    "folder": (Path.mkdir, "is not a file"),
     "absent": (lambda path: None, "cannot be read: No such file"),
     "few": (lambda path: nanogpt(path, tokens(64)), "64 tokens make 1 blocks of --block-size 32, and 2 are needed"),
 }
@@ -86,9 +86,9 @@ def test_files_that_contradict_one_another_are_refused(tmp_path):
     one, shard = nanogpt(tmp_path / "one", tokens(1000)), tmp_path / "llama3"
     shard.write_bytes(np.array([20240801, 7, 99, *[0] * 253, *range(99)], np.int32).tobytes())
     for files, validation, said in (
-        ([one], [one], "is trained on, too"), ([one, one], [], "named twice"),
+        ([one], [one], "is among the training files, too"), ([one, one], [], "named twice"),
         ([tmp_path / "*.x"], [], "no file matches"), ([one, shard], [], "llama3 has uint32 tokens, and"),
-        ([tmp_path / "meta.pkl"], [], "no file of tokens by its name"), ([], [], "Name files of tokens with --tokens"),
+        ([tmp_path / "meta.pkl"], [], "not a file of tokens: its name"), ([], [], "Name files of tokens with --tokens"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=said):
             load(files, validation=[str(file) for file in validation])
@@ -113,13 +113,13 @@ def test_500_damaged_files_give_a_sentence_each_and_no_wrong_token(tmp_path):
 
 def test_a_token_beyond_the_vocabulary_is_named_with_file_and_position_also_while_training(tmp_path):
     paths = [llm_c(tmp_path / f"{n}.bin", tokens(1000, n, 300)) for n in range(2)]
-    with pytest.raises(BadInput, match=r"0.bin: token number \d+ is \d+, and --vocabulary 200 ends at 199"):
+    with pytest.raises(BadInput, match=r"0.bin: token number \d+ is \d+, but --vocabulary 200 ends at 199"):
         load(paths, vocabulary=200)
     text = load(paths, vocabulary=300)
     with paths[1].open("r+b") as file:  # changed, not cut short
         file.seek(1024 + 2 * 5)
         file.write((1234).to_bytes(2, "little"))
-    with pytest.raises(Damaged, match=r"1.bin: token number 5 is 1,234, and --vocabulary 300 ends at 299"):
+    with pytest.raises(Damaged, match=r"1.bin: token number 5 is 1,234, but --vocabulary 300 ends at 299"):
         text.train_inputs[1005 // 32]
 
 
@@ -173,7 +173,7 @@ REFUSED = {
     "--tokens missing.bin": "missing.bin cannot be read",
     "--vocabulary 5": "--dataset text has no such option; --text names files of text, --tokens files of tokens",
     "--tokens a --text b": "--text b: --dataset tokens has no such option",
-    "--epochs 0": "with 0 epochs --steps decides the length, but it is not given",
+    "--epochs 0": "with 0 epochs --steps sets the length, and --steps is not given",
     "--final-rate 0.1 --lr-schedule constant": "the schedule constant has no final rate",
     "--epochs 0 --steps 5 --lr-schedule paper": "the paper's schedule counts epochs",
 }
@@ -266,7 +266,7 @@ def test_encode_without_its_package_or_files_is_one_sentence(tmp_path, capsys, m
     words = ("--tokenizer", tmp_path / "none.json", "--out", tmp_path / "out", tmp_path / "none.txt")
     if importlib.util.find_spec("tokenizers"):
         assert encode(*words) == 2
-        assert "none.json holds no tokenizer" in capsys.readouterr().err
+        assert "none.json is not a tokenizer" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert encode(*words) == 2
     err = capsys.readouterr().err

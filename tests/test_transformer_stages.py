@@ -242,8 +242,8 @@ def test_attention_is_cudnns_in_bfloat16_on_nvidias_newer_gpus_only(monkeypatch)
 
 def test_an_impossible_option_of_a_model_is_refused():
     for options, said in (
-        ({"dropout": 1.0}, "it must lie in"), ({"dropout": "much"}, "no number"), ({"positions": "none"}, "not known"),
-        ({"layer_norm": True}, "no option layer_norm"), ({"heads": 3}, "heads=3: a width of 32 cannot be cut"),
+        ({"dropout": 1.0}, "it must lie in"), ({"dropout": "much"}, "a number"), ({"positions": "none"}, "not known"),
+        ({"layer_norm": True}, "no option layer_norm"), ({"heads": 3}, "heads=3: a width of 32 cannot be divided"),
         ({"heads": 32}, "each of an even width for rotary positions. Use 1"), ({"kv_heads": 2}, "1 heads cannot share"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=said):

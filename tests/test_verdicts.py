@@ -60,7 +60,7 @@ def test_two_seeds_decide_nothing_and_an_arm_that_diverges_more_often_does_not_h
     few, short = (UNDECIDED, "2 of at least 3 seeds can be compared."), of(1, 2)
     assert verdicts.less(short, of(9), SCALE) == verdicts.worse(of(9, 2), of(1), SCALE) == few
     assert verdicts.level(short, of(9), 1.0, SCALE) == verdicts.within({0: 1.0, 1: 1.0}, 1.1, short, of(9)) == few
-    lost, diverged = Seeds({0: 1.0, 1: 1.0}, (2,)), (FAILS, "1 of its runs have diverged.")
+    lost, diverged = Seeds({0: 1.0, 1: 1.0}, (2,)), (FAILS, "1 runs of this arm have diverged.")
     assert verdicts.less(lost, of(30.0), SCALE) == verdicts.no_gain(lost, of(30.0), SCALE) == diverged
     assert verdicts.within({0: 1.0, 1: 1.0, 2: None}, 1.1, lost, of(30.0)) == diverged
     assert verdicts.level(lost, lost, 1.0, SCALE).word == UNDECIDED

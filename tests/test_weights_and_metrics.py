@@ -142,7 +142,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_loss_over_the_whole_batch_is_refused_where_batches_are_cut(name, options):
     batch = examples(1)[0] if name == "unweighted" else batches(1)[0]
-    with pytest.raises(BadInput, match=r"is not the mean of its values for the parts.* or use (a|batch_norm)"):
+    with pytest.raises(BadInput, match=r"is not the mean of its values on the parts.* or use (a|batch_norm)"):
         made(2, batch, WHOLE[name], **options)
 
 
@@ -209,11 +209,11 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
         ours.step((x, y))
     with pytest.raises(BadInput, match="the labels have no weights, but at init they had weights"):
         ours.evaluate([(x, y)])
-    with pytest.raises(BadInput, match=r"the weights of 16 examples add up to 0\.0"):
+    with pytest.raises(BadInput, match=r"the weights of 16 examples sum to 0\.0"):
         ours.evaluate([(x, Weighted(y, 0 * w))])
     with pytest.raises(BadInput, match=r"labels is a Weighted of 2, but train takes one array\. Use step"):
         ours.train(x, data[0][1], np.zeros((1, 4), np.int32))
-    with pytest.raises(BadInput, match=r"inputs and may have labels and weights. This one has x, y"):
+    with pytest.raises(BadInput, match=r"inputs and may have labels and weights, not x, y"):
         ours.step({"x": x, "y": y})
 
 
@@ -253,7 +253,7 @@ def test_metrics_of_a_window_are_those_of_its_batches():
 
 
 @pytest.mark.parametrize(("metrics", "said"), [
-    ({"per": lambda x: x}, r"its metric 'per' is float32\[16, 5\]. Give a dictionary of numbers"),
+    ({"per": lambda x: x}, r"its metric 'per' is float32\[16, 5\]. Return a dictionary of numbers"),
     ({1: jnp.mean}, "its metric 1 is"),
 ])  # fmt: skip
 def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):

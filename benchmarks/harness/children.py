@@ -30,7 +30,7 @@ class Child(child.Child):
 
     def failure(self) -> ChildFailed:
         """The exception for a process that has ended too early, or with an error."""
-        said = f"it said last: {child.last_line(self.log)}" if self.log else "what it said is above"
+        said = f"its last line: {child.last_line(self.log)}" if self.log else "its output is above"
         return ChildFailed(f"{self.name} ended with exit code {self.process.wait()}; {said}")
 
     def tell(self, what: Any) -> None:
@@ -73,7 +73,7 @@ def run(*words: str, **options: Any) -> str:
     with Child(words, **options) as one:
         said = one.process.communicate()[0] or ""
         if one.process.returncode == 2 and not one.log:
-            raise BadInput(f"{one.name} refused what it was given; what it said is above.")
+            raise BadInput(f"{one.name} refused its options; its message is above.")
         if one.process.returncode:
             raise one.failure()
     return said

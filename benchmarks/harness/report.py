@@ -58,15 +58,15 @@ def sized(flag: str, text: str, example: str) -> tuple[str, list[int]]:
 
 # The common flags of several benchmarks: the type of a value, and its meaning.
 FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "model": (str, "any of the training command's"),
-    "batch_size": (positive, "examples of a batch"),
+    "model": (str, "any model of the training command"),
+    "batch_size": (positive, "examples per batch"),
     "K": (positive, "number of stages, one worker each"),
     "method": (str, "any method, NAME or NAME:option=value"),
     "split": (str, "where to cut: paper, even, balanced, measured or block numbers"),
     "windows": (positive, "turns of each side"),
     "seconds": (duration, "approximate length of a window"),
-    "rounds": (positive, "how often everything is measured"),
-    "starts": (positive, "how often all processes are started anew"),
+    "rounds": (positive, "number of repetitions of every measurement"),
+    "starts": (positive, "number of times that all processes are started"),
     "steps": (positive, "batches of a window"),
     "batches": (positive, "batches that are measured"),
     "ticks": (positive, "ticks that are measured"),
@@ -162,7 +162,7 @@ def disturbed(rows: Sequence[Row]) -> str:
     """The sentence about other processes that ends every table of speeds."""
     others = max(row["others_percent"] for row in rows)
     fact = f"Other processes took {others:.0f}% of the cores' time"
-    return f"{fact}: the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else f"{fact}."
+    return f"{fact}: the machine was not quiet, so this is not valid." if others > DISTURBED_PERCENT else f"{fact}."
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -37,12 +37,12 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "split": ((), "paper, even, balanced, measured or block numbers"),
     "copies": ((), "independent processes that train at the same time; on a CPU each on a core"),
     "processes": (("one", "each"), "one, or each: every stage in a process of its own, on a core of its own"),
-    "packing": (("on", "off"), "on, or off: every small array of a stage goes in and out of its programs by itself"),
-    "layers": (("cured", "plain"), "cured (the fast paths, made for a device that is one core) or plain (XLA's own)"),
+    "packing": (("on", "off"), "on, or off: pass every small array of a stage to its programs separately"),
+    "layers": (("cured", "plain"), "cured (fdg_jax's paths for a device of one core) or plain (XLA's own)"),
     "hugepages": (("on", "only", "off"), "on (glibc keeps freed memory), only (it returns it at every step), or off"),
     "xla": ((), "XLA flags"),
     "dtype": (("float32", "bfloat16"), "float32 or bfloat16"),
-    "precision": (("default", "highest"), "of float32 products: default (JAX's, on a GPU maybe TF32) or highest"),
+    "precision": (("default", "highest"), "float32 products: default (JAX's; may be TF32 on a GPU) or highest"),
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 OF_TRAINING = "replicas=2, a correction with its options, an optimizer: correct=anticipate:prediction=linear"
@@ -151,7 +151,7 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
         return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].kind))
     if key not in OPTIONS or not equals:
         known = "; ".join([*(f"{name}: {meaning}" for name, (_, meaning) in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
-        raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
+        raise BadInput(f"side {side}: {word!r} is not an option of a side. Write NAME:option=value with {known}.")
     return key, typed(side, key, value, 1 if key in ("K", "cores", "copies") else "", OPTIONS[key][0], least=1)
 
 
@@ -180,7 +180,7 @@ def schedule_of(side: Side) -> Schedule:
 def check(sides: Sequence[Side], cores: int) -> None:
     """Raises BadInput for sides that this machine cannot compare honestly. cores: those this process may use."""
     if len({side.name for side in sides}) < len(sides):
-        raise BadInput("a side is named twice. Give two of the same different options, or name it once.")
+        raise BadInput("a side is named twice. Name it once, or give both different options.")
     for side in sides:
         if side.cores > cores:
             raise BadInput(

@@ -80,7 +80,7 @@ COLUMNS: dict[str, report.Cell] = {
 
 def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
-    about = f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training "
-    about += "a method, its operations timed before each: median (least to most), the ratio within a turn. "
+    about = f"{given.model}, batch {given.batch_size}, each method {given.windows} turns of about {given.seconds:g} s. "
+    about += "Operations are timed before each turn. Cells: median (least to most) of turns; ratios are within a turn. "
     about += f"{report.place(one)}, {report.versions(one)}. {report.disturbed(rows)}"
     return report.table(COLUMNS, rows, about)

@@ -45,7 +45,7 @@ WAY_OUT = "Install requirements-peers.txt into an environment and name its inter
 
 def help() -> str:
     """Lines for a command's help."""
-    lines = ["peers (--python names an interpreter that has them), their options and what these are by default:"]
+    lines = ["peers (--python names an interpreter that has them), and their options with defaults:"]
     for name, peer in PEERS.items():
         options = " ".join(f"{key}={shown(value)}" for key, value in peer.options.items())
         lines.append(f"  {name:15} {peer.summary}{options and ': '}{options}")
@@ -63,7 +63,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> side_specs
         return side_specs.parse(text, common, xla, split)
     peer, device = PEERS[name], common.get("device", "cpu")
     if device == "gpu" and not peer.gpu:
-        raise BadInput(f"side {text} trains on cores of a CPU. Leave it out, or use --device cpu.")
+        raise BadInput(f"side {text} trains on cores of a CPU. Leave this side out, or use --device cpu.")
     options = {**peer.options, **dict(option(text, peer, word) for word in words)}
     if device == "cpu" and not options.get("graph"):
         options.pop("graph", None)  # an option for a GPU
@@ -84,7 +84,7 @@ def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
     key, equals, value = word.partition("=")
     if key not in peer.options or not equals:
         known = ", ".join(peer.options) or "no options"
-        raise BadInput(f"side {side}: {word!r} is no option of this peer. It has {known}, as NAME:option=value.")
+        raise BadInput(f"side {side}: {word!r} is not an option of this peer. It has {known}, as NAME:option=value.")
     choices = CHOICES.get(key, side_specs.OPTIONS.get(key, ((),))[0])
     return key, side_specs.typed(side, key, value, peer.options[key], choices, least=1)
 
@@ -96,7 +96,7 @@ def check(side: side_specs.Side) -> side_specs.Side:
     if side.options.get("graph") and side.device != "gpu":
         raise BadInput(f"side {side.name}: a CUDA graph needs a GPU. Leave graph out, or use --device gpu.")
     if side.method in ("torch-ddp", "jax-shard-map") and side.batch_size % side.K:
-        raise BadInput(f"side {side.name}: {side.K} replicas have equal parts. Use a multiple as --batch-size.")
+        raise BadInput(f"side {side.name}: {side.K} replicas need equal parts. Use a multiple as --batch-size.")
     if side.method == "torch-pipeline":
         M = side.options["micro_batches"]
         if side.batch_size % M:

@@ -63,7 +63,7 @@ def gap_closes(errors: Errors) -> Verdict:
     """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and is below LEVEL in the longest
     runs."""
     short, long = (difference(errors, SHRUNK, BP, epochs) for epochs in (SHORT, LONG))
-    why = f"beta = 0.3 minus BP at {LONG} epochs: {{}}; at {SHORT} epochs more by {{}}."
+    why = f"beta = 0.3 minus BP at {LONG} epochs: {{}}. At {SHORT} epochs this difference is larger by {{}}."
 
     def stays(gap: Interval, fall: Interval) -> bool:
         return gap.low > LEVEL or (gap.low > 0 and fall.mean <= 0)
@@ -92,10 +92,10 @@ def attribution(errors: Errors, epochs: int) -> Verdict:
     gains = difference(errors, STALE, SHRUNK, epochs), difference(errors, BP, SCALED, epochs)
     without = gains[1].interval()
     said = decided(
-        "With the delay: {}; without it: {}; more with it: {}.", [*gains, gains[0].minus(gains[1])],
+        "Gain with the delay: {}; without the delay: {}; difference of both: {}.", [*gains, gains[0].minus(gains[1])],
         lambda late, _, repair: late.low > 0 and repair.low > 0,
         lambda late, _, repair: late.low > 0 and repair.high < GAIN,
         BOTH if without and without.low > 0 else REPAIRS, NO_REPAIR,
     )  # fmt: skip
-    alone = " BP shrunk without delay is level with BP or ahead: the gain is not about staleness alone."
+    alone = " Without a delay, shrinking is no worse than BP, so the gain is not about staleness alone."
     return said._replace(why=said.why + alone) if without and without.mean >= 0 else said

@@ -41,24 +41,24 @@ def parser(verb: str, doc: str) -> Parser:
 def parser_of_work() -> Parser:
     made = parser("", __doc__ or "")
     add = made.add_argument
-    add("--minutes", type=float, required=True, metavar="M", help="how long this call may take at most")
+    add("--minutes", type=float, required=True, metavar="M", help="time limit of this call")
     add("--folder", type=Path, metavar="DIR", help="results, runs and checkpoints (default: runs/gpu; runs/gpu-small)")
-    add("--data-dir", type=Path, metavar="DIR", help="as for the training command")
+    add("--data-dir", type=Path, metavar="DIR", help="the data set, as for the training command")
     add("--rows", nargs="+", metavar="NAME", help="rows by name or pattern (default: 'resnet20-*')")
-    add("--precision", choices=["float32", "tf32"], default="float32", help="of the rows (default: float32)")
-    told = "leave out a network whose rows take longer (default: 12)"
+    add("--precision", choices=["float32", "tf32"], default="float32", help="of trainings (default: float32)")
+    told = "leave out networks whose rows would take longer than this (default: 12)"
     add("--hours", type=float, default=12.0, metavar="H", help=told)
     add("--only", nargs="+", default=["*"], metavar="PART", help="only these parts, by name or pattern")
-    add("--accept", nargs="+", default=[], metavar="CHECK", help="go on although these checks failed")
+    add("--accept", nargs="+", default=[], metavar="CHECK", help="go on even if these checks have failed")
     add("--results", type=Path, metavar="DIR", help="where finished rows are collected (default: experiments/results)")
-    add("--plan", action="store_true", help="say what would be done, and stop")
-    add("--small", action="store_true", help="the same in small, on a CPU: tiny networks, a few steps, digits")
+    add("--plan", action="store_true", help="print what would be done, and stop")
+    add("--small", action="store_true", help="a short rehearsal on a CPU: tiny networks, a few steps, digits")
     return made
 
 
 def pack(arguments: Sequence[str]) -> None:
-    made = parser("pack", "CIFAR-10 as cifar10.npz, which --data-dir reads. It can be split and joined again.")
-    made.add_argument("--data-dir", metavar="DIR", help="as for the training command")
+    made = parser("pack", "Writes CIFAR-10 as one file, cifar10.npz, for --data-dir.")
+    made.add_argument("--data-dir", metavar="DIR", help="where CIFAR-10 is, as for the training command")
     made.add_argument("--into", type=Path, required=True, metavar="DIR", help="the folder for the file")
     given = made.parse_args(arguments)
     dataset, file = cifar10.load(given.data_dir), given.into / "cifar10.npz"
@@ -68,14 +68,14 @@ def pack(arguments: Sequence[str]) -> None:
 
 
 def show(arguments: Sequence[str]) -> None:
-    folder = Folder(of_folder("show", "All results so far, one line each.").parse_args(arguments).folder)
+    folder = Folder(of_folder("show", "Prints all results so far, one a line.").parse_args(arguments).folder)
     for file in sorted(folder.results.glob("*.jsonl"), key=lambda file: file.stat().st_mtime):
         for line in loop.lines_of(file):
             print(f"{line['part']}: {line['says']}")
 
 
 def collect(arguments: Sequence[str]) -> None:
-    made = of_folder("collect", f"Keep all finished parts in {pages.LINES}, and write {pages.PAGE} from it.")
+    made = of_folder("collect", f"Adds all finished parts to {pages.LINES}, and writes {pages.PAGE} from this file.")
     made.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: experiments/results")
     given = made.parse_args(arguments)
     print(*pages.collect(Folder(given.folder), given.results), sep="\n")
@@ -130,7 +130,7 @@ def go(wanted: Sequence[Step], at: Workplace, only_plan: bool) -> int:
     try:
         failed = loop.work(wanted, at)
     except TimeIsUp:
-        return ended(f"the time is over; {GO_ON}", at, 0)
+        return ended(f"the time limit is reached; {GO_ON}", at, 0)
     except Stopped as stopped:
         return ended(f"stopped by {stopped}; {GO_ON}", at, 128 + stopped.number)
     left = [step.name for step in wanted if not loop.passed(step.name, at)]
@@ -143,7 +143,7 @@ def ended(text: str, at: Workplace, code: int) -> int:
     size = at.folder.bytes() / 2**20
     print(f"{text}\n{at.folder.path}: {size:.1f} MiB", flush=True)
     if size > MOST_MIB:
-        print(f"warning: that is more than {MOST_MIB} MiB, so it may not travel as one", file=sys.stderr)
+        print(f"warning: the folder has more than {MOST_MIB} MiB, maybe too much for one transfer", file=sys.stderr)
     return code
 
 

@@ -107,11 +107,11 @@ class Folder:
             for folder in (self.results, self.rows, self.scratch):
                 durable.make_folder(folder)
             [before] = lines_of(self.path / CHOSEN) or [chosen]
-            changed = [f"{name} is {now}, was {before.get(name)}" for name, now in chosen.items()
+            changed = [f"{name} is {now} and was {before.get(name)}" for name, now in chosen.items()
                        if before.get(name) != now]  # fmt: skip
             if changed:
                 fact = f"{self.path} was begun with other choices: {'; '.join(changed)}"
-                raise BadInput(f"{fact}. Give the same ones again, or another --folder.")
+                raise BadInput(f"{fact}. Give the same choices again, or another --folder.")
             write_lines(self.path / CHOSEN, [chosen])
             yield
 
@@ -226,7 +226,7 @@ def shown(steps: Sequence[Step], at: Workplace) -> str:
     text = [f"{name:{width}}  {state:6}  {told:26}  {about}".rstrip() for name, state, told, about in lines]
     known = [f"about {duration(left)}"] if left or not unknown else []
     known += [f"{unknown} of unknown length"] if unknown else []
-    text.append(f"left: {', and '.join(known)}; this call works for {duration(max(0.0, at.clock.left()))}")
+    text.append(f"work left: {', and '.join(known)}; time left in this call: {duration(max(0.0, at.clock.left()))}")
     return "\n".join(text)
 
 
@@ -239,7 +239,7 @@ def work(steps: Sequence[Step], at: Workplace) -> int:
         seconds, left, why = step.seconds(at), at.clock.left(), refusal(step, steps, at)
         beginning = left > MOST_OF_A_CALL * (at.clock.seconds - at.clock.reserve)
         if not why and seconds is not None and seconds > left and not step.goes_on and not beginning:
-            why = f"it takes about {duration(seconds)}, {duration(max(left, 0))} are left"
+            why = f"this part takes about {duration(seconds)}, but {duration(max(left, 0))} are left"
         if why:
             print(f"not begun  {step.name}: {why}", flush=True)
         else:

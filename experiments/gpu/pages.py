@@ -12,17 +12,17 @@ from fdg_jax.errors import BadInput
 
 LINES, PAGE = "gpu.jsonl", "gpu.md"
 HEAD = (
-    "# What was measured on GPUs",
+    "# Measurements on GPUs",
     "Written by `.venv/bin/python -m experiments.gpu collect` from what `.venv/bin/python -m experiments.gpu "
     "--minutes M` has finished. [One command for a GPU](../gpu/README.md) says what each part is.",
 )
 WORDS = (
-    "**The sides of a speed** are those of `python -m benchmarks.images_per_second`, all on one GPU, in turns, each a "
-    "process; the middle of n windows is shown. `delay-line`, and every side above but PyTorch's, is FDG, K = 2, "
-    "many batches a dispatch (`lax.scan`). `bp:engine=delay-line` is BP in the same way; `bp` and `fdg` are "
-    "dispatched batch by batch, FDG's stages sharing the GPU; `torch` is BP in PyTorch, and `torch:graph=on`, PyTorch "
-    "above, the same as one CUDA graph. Untuned: with --xla_gpu_deterministic_ops, as all sides of `speed-` parts. "
-    "Seeds together are one program of one process, and their speed is the sum."
+    "**The sides of a speed** are those of `python -m benchmarks.images_per_second`: processes that run in turns on "
+    "one GPU. A cell is the median of n windows. `delay-line`, and every side above except PyTorch's, is FDG with K = "
+    "2 and many batches per dispatch (`lax.scan`). `bp:engine=delay-line` is BP, dispatched in the same way. `bp` and "
+    "`fdg` are dispatched batch by batch; FDG's stages share the GPU. `torch` is BP in PyTorch; `torch:graph=on`, "
+    "called PyTorch above, is the same as one CUDA graph. Untuned sides, and all sides of `speed-` parts, use "
+    "--xla_gpu_deterministic_ops. Seeds together are one program; their speed is the sum."
 )
 
 

@@ -48,19 +48,19 @@ def steps(settings: Settings, choices: Choices) -> list[Step]:
     wanted = [run for run in rows(settings) if any(fnmatchcase(run.name, pattern) for pattern in choices.rows)]
     if not wanted:
         known = ", ".join(dict.fromkeys(f"'{run.flags['model']}-*'" for run in rows(settings)))
-        fact = f"--rows {' '.join(choices.rows)}: no row of {settings.table.name} is called that"
+        fact = f"--rows {' '.join(choices.rows)}: no row of {settings.table.name} has such a name"
         raise BadInput(f"{fact}. There are {known}.")
     chosen, first = list(dict.fromkeys(run.flags["model"] for run in wanted)), settings.model
     numbers = ", ".join(map(str, settings.seeds))
     return [
         Step("devices", CHECK, "devices, memory, versions", devices),
-        Step("flags", SPEED, f"kernels tuned or not, captured or not, and precisions, {first}", flags, ("devices",)),
+        Step("flags", SPEED, f"{first}: precisions, tuned kernels, CUDA graphs", flags, ("devices",)),
         Step("seeds", SPEED, f"{numbers} seeds of {first} in one program", seeds, ("devices", "flags")),
         *(rows_of(model, [run for run in wanted if run.flags["model"] == model]) for model in chosen),
         Step("determinism", CHECK, "the same training twice ends in the same bits", determinism, ("devices",)),
         Step("resume", CHECK, "a run that was stopped and resumed ends in the same bits", resume, ("determinism",)),
         Step("engines", CHECK, "the engines against each other and against plain JAX", engines, ("devices",)),
-        Step("memory", CHECK, "memory predicted against memory taken", memory, ("devices",)),
+        Step("memory", CHECK, "predicted memory against used memory", memory, ("devices",)),
     ]
 
 
@@ -136,7 +136,7 @@ def reference(at: Workplace) -> str:
     for line in at.folder.lines("determinism"):
         if "state_sha256" in line:
             return line["state_sha256"]
-    raise ChildFailed("the determinism check has no result to compare with")
+    raise ChildFailed("the check determinism has no result to compare with: run it first")
 
 
 def resume(at: Workplace) -> list[Line]:
@@ -155,11 +155,11 @@ def engines(at: Workplace) -> list[Line]:
     most, wrong, bound = max(found["from_oracle"].values()), found["one_update_sooner"], found["bound"]
     close, telling = max(most, found["between_engines"]) <= bound, wrong >= found["needed_ratio"] * bound
     says = (
-        f"weights after {found['steps']} batches, of their norm: engines {found['between_engines']:.1e} from each "
-        f"other, {most:.1e} from plain JAX; bound {bound:.0e}; gradients one update sooner: {wrong:.1e}"
+        f"relative differences of weights after {found['steps']} batches: {found['between_engines']:.1e} between "
+        f"engines, {most:.1e} from plain JAX (bound {bound:.0e}); {wrong:.1e} with gradients one update sooner"
     )
     if not telling:
-        says += f", which is not {found['needed_ratio']:g} times the bound, so this check tells nothing"
+        says += f", less than {found['needed_ratio']:g} times the bound, so this check proves nothing"
     return [{"passed": close and telling, "says": says, **found}]
 
 
@@ -168,10 +168,10 @@ def memory(at: Workplace) -> list[Line]:
     found = ask("memory", at, model=at.settings.check_model, K=2, batch_size=at.settings.batch_size)
     taken = {"arrays": found["live_bytes"], "the device's own count": found["in_use_bytes"]}
     ratios = {name: size / found["predicted_bytes"] for name, size in taken.items() if size is not None}
-    each = (f"{name} {ratio:.3f} of it (allowed {LEAST} to {MOST[name]})" for name, ratio in ratios.items())
+    each = (f"{name} {ratio:.3f} of the prediction (allowed {LEAST} to {MOST[name]})" for name, ratio in ratios.items())
     shown = {name: f"{found[f'{name}_bytes'] / 1e6:,.1f} MB" if found[f"{name}_bytes"] is not None else "unknown"
              for name in ("predicted", "temporary", "peak")}  # fmt: skip
-    says = f"{found['model']}, K={found['K']} on one device: predicted {shown['predicted']}, taken at most: "
+    says = f"{found['model']}, K={found['K']} on one device: predicted {shown['predicted']}; largest used: "
     says += ", ".join(each)
     if found["peak_bytes"] is not None:  # this includes compiling and choosing kernels, so it is only reported
         says += f"; with temporary buffers (the largest {shown['temporary']}) {shown['peak']}"
@@ -257,7 +257,7 @@ def row_refusal(model: str, runs: Sequence[Run], at: Workplace) -> str:
     seconds = row_seconds(model, runs, at)
     if seconds and seconds > at.choices.hours * 3600:
         took = estimate.duration(seconds)
-        return f"it would take about {took}, more than --hours {at.choices.hours:g}: give --hours more"
+        return f"it would take about {took}, more than --hours {at.choices.hours:g}: raise --hours"
     return data_missing(at)
 
 
@@ -305,7 +305,7 @@ def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
     until = time.monotonic() + LOCKED_SECONDS
     while any(state(run, at.folder.rows).kind == RUNNING for run in runs):
         if time.monotonic() > until:
-            raise BadInput(f"another process trains in {at.folder.rows}. Wait for it, or stop it first.")
+            raise BadInput(f"another process trains in {at.folder.rows}. Wait until that process ends, or stop it.")
         time.sleep(children.POLL_SECONDS)
 
 

@@ -70,9 +70,9 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
         unknown += seconds is None
         total += left * (seconds or 0.0)
         print(f"{run.name}: {now}, {left:,} steps to go: {left_time}")
-    print(f"total: {duration(total / jobs)} of training, {jobs} at a time; evaluations and checkpoints come on top")
+    print(f"total: {duration(total / jobs)} of training, {jobs} runs at a time, without evaluations and checkpoints")
     if unknown:
-        print(f"not in it: {unknown} runs without an estimate; --seconds-per-step X gives them one")
+        print(f"the total leaves out {unknown} runs without an estimate; --seconds-per-step X gives an estimate")
     return 0
 
 
@@ -88,7 +88,7 @@ def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple
     if new := len(kinds) - len(known):
         least, most = duration(TYPICAL_SECONDS * new), duration(LIMIT_SECONDS * new)
         print(f"{new} of {len(kinds)} kinds of run are measured now, one after another: {least} to {most}")
-        print("Ctrl-C keeps what was measured; --seconds-per-step X measures nothing; --measure-again measures all")
+        print("Ctrl-C stops and keeps these times; --seconds-per-step X measures nothing; --measure-again measures all")
     for kind, run in kinds.items():
         about = "{model}, {method}, K={K}, batches of {batch_size}".format(**run.flags)
         print(f"  {about}: ", end="", flush=True)

@@ -46,7 +46,7 @@ def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], lis
         if is_done(run, runs_dir) or (table.diverging and has_diverged(run, runs_dir))
     }
     if not new:
-        raise BadInput(f"{runs_dir} holds no finished run of {table.name}. `list` shows how far they are.")
+        raise BadInput(f"{runs_dir} holds no finished run of {table.name}. `list` shows the state of each run.")
     write(table, results, entries(table, results) | new)
     return list(new), [name for name in kept if name not in new]
 
@@ -146,14 +146,14 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
     path, lines = file(table, results), entries(table, results)
     unknown = [name for name in lines if name not in [run.name for run in table.runs]]
     if unknown and not table.shares:
-        raise BadInput(f"{path} has a line of {unknown[0]}, no run of {table.name}. Remove that line.")
+        raise BadInput(f"{path} has a line of {unknown[0]}, which is not a run of {table.name}. Remove that line.")
     for run in table.runs:
         if run.name in lines:
             differing = differences(run.flags, lines[run.name]["options"])
             if differing:
                 raise BadInput(
-                    f"{path}: the line of {run.name} is of another run: {differing}. Remove "
-                    "that line, and run and collect it again."
+                    f"{path}: the line of {run.name} has other options than the table: {differing}. "
+                    "Remove that line, then run and collect again."
                 )
     return {run.name: lines[run.name] for run in table.runs if run.name in lines}
 
@@ -164,7 +164,7 @@ def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
     summary = reading.summary(path) if (path / SUMMARY).is_file() else None
     if summary is None or (table.diverging and ended_lost(summary)):
         summary = {"diverged": True}
-    reading.check(path / CONFIG, config, NEEDED, "Run it again in another --runs-dir.")
+    reading.check(path / CONFIG, config, NEEDED, "Run this row again in another --runs-dir.")
     reading.check(path / CONFIG, config, {"resumed": list}, "Run it again in another --runs-dir.", absent=[])
     options = {name: config[name] for name in FIELDS if name in config and name not in PLACES}
     sessions = [config, *config.get("resumed", [])]

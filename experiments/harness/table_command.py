@@ -35,26 +35,26 @@ COLLECTED, REFUSED = "collected", "refused"  # in addition to the states of a ru
 ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # runs that are skipped, with a message, come first
 FLAGS: dict[str, dict[str, Any]] = {
     "epochs": {"type": int, "metavar": "N", "help":
-        "the same table with runs of N epochs; run directories, results and page have names of their own"},
+        "make the table with runs of N epochs; its run directories, results and page then have other names"},
     "runs_dir": {"type": Path, "metavar": "DIR", "help":
-        "where the run directories are, one of each run's name (default: runs/{home})"},
+        "where the run directories are, each named after its run (default: runs/{home})"},
     "data_dir": {"metavar": "DIR", "help":
-        "where the data are, as for the training command: for CIFAR a TensorFlow Datasets directory (default: "
+        "the data directory, as for the training command: for CIFAR a TensorFlow Datasets directory (default: "
         "$TFDS_DATA_DIR or ~/tensorflow_datasets)"},
     "only": {"nargs": "+", "metavar": "NAME", "help":
         "only these runs, by name or by a pattern in quotes: 'resnet20-*-seed0'"},
     "results": {"type": Path, "default": RESULTS, "metavar": "DIR", "help":
         "where the results and the page are (default: experiments/results)"},
     "jobs": {"type": int, "default": 1, "metavar": "N", "help":
-        "runs at a time, each pinned to a core of its own when there are several (default: 1)"},
+        "number of runs at the same time; several are pinned to one core each (default: 1)"},
     "skip_collected": {"action": "store_true", "help":
-        "leave out every run that has a line of results, even when its directory is not on this machine"},
+        "leave out every run that has a line of results, even if its directory is on another machine"},
     "dry_run": {"action": "store_true", "help":
-        "train nothing: list the runs with the time that each would take, from a few steps measured now"},
+        "train nothing: list the runs with the time that each would take, estimated from a few steps"},
     "seconds_per_step": {"type": float, "metavar": "X", "help":
         "with --dry-run: use X seconds per step instead of measuring it"},
     "measure_again": {"action": "store_true", "help":
-        "with --dry-run: measure again, even what an earlier --dry-run on this machine has measured"},
+        "with --dry-run: measure all times, also those that an earlier --dry-run on this machine measured"},
 }  # fmt: skip
 
 
@@ -107,11 +107,11 @@ def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
     """The runs selected on the command line. Raises BadInput for a name or pattern that matches no run."""
     names = [run.name for run in table.runs]
     if not names:
-        raise BadInput(f"{table.name} has no runs of its own: use `render`; its page says where its numbers come from.")
+        raise BadInput(f"{table.name} has no runs of its own. Use `render`: the page names the runs that it uses.")
     for pattern in options.only or ():
         if not fnmatch.filter(names, pattern):
             asked = f"{did_you_mean(pattern, names)} `list` shows all names."
-            raise BadInput(f"--only {pattern}: no run of {table.name} is called that.{asked}")
+            raise BadInput(f"--only {pattern}: no run of {table.name} has such a name.{asked}")
     wanted = options.only or ["*"]
     return [run for run in table.runs if any(fnmatch.fnmatchcase(run.name, pattern) for pattern in wanted)]
 
@@ -143,7 +143,7 @@ def list_runs(table: Table, options: argparse.Namespace) -> None:
 def collected(line: Mapping[str, Any]) -> str:
     """The text of `list` for a run with a line of results and no directory on this machine."""
     if line.get("diverged"):
-        return "collected, it has diverged"
+        return "collected, the run has diverged"
     return f"collected, test error {line['test_error_percent']:.2f}%"
 
 
@@ -160,8 +160,8 @@ def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
         return f"{where}."
     default = directories.default_data_dir()
     download = all(run.module == Run("", {}).module for run in runs)  # other commands never download data
-    missing = ", what is missing is downloaded there" if download else ""
-    return f"{where} and look for the data in {default}{missing}: `list --data-dir DIR` makes them look in DIR."
+    missing = ", into which missing data are downloaded" if download else ""
+    return f"{where} and look for the data in {default}{missing}. To change this, use `list --data-dir DIR`."
 
 
 def place(path: Path) -> str:
@@ -177,9 +177,9 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
         return 0
     given = options.seconds_per_step
     if given is not None and not options.dry_run:
-        raise BadInput("--seconds-per-step goes with --dry-run: add it, or leave both out to train.")
+        raise BadInput("--seconds-per-step works only with --dry-run: add --dry-run, or leave both out to train.")
     if options.measure_again and (not options.dry_run or given is not None):
-        raise BadInput("--measure-again goes with --dry-run and without --seconds-per-step, which measures nothing.")
+        raise BadInput("--measure-again needs --dry-run, and no --seconds-per-step, which measures nothing.")
     runs = chosen(table, options)
     if table.diverging or options.skip_collected:
         lines = result_files.read(table, options.results)
@@ -192,7 +192,7 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
         with Signals() as signals, signals.at_once():
             return estimate.tell(runs, options.runs_dir, options.jobs, given, options.measure_again)
     except Stopped as stopped:
-        print(f"stopped by {stopped}; what has been measured is kept", file=sys.stderr)
+        print(f"stopped by {stopped}; the measured times are kept", file=sys.stderr)
         return 128 + stopped.number
 
 
@@ -232,7 +232,7 @@ def collect(table: Table, options: argparse.Namespace) -> None:
     new, kept = result_files.collect(table, options.runs_dir, options.results)
     print(f"{result_files.file(table, options.results)}: collected {', '.join(new)}")
     lacking = [run.name for run in table.runs if run.name not in [*new, *kept]]
-    for what, names in (("as they were", kept), ("not finished", lacking)):
+    for what, names in (("unchanged", kept), ("not finished", lacking)):
         if names:  # more than ten names would hide the rest of the text
             print(f"{what}: {', '.join(names) if len(names) <= 10 else f'{len(names)} runs, see `list`'}")
 
@@ -252,9 +252,9 @@ RUN_FLAGS = ("jobs", "skip_collected", "dry_run", "seconds_per_step", "measure_a
 VERBS = {  # verb -> (its function, its text in --help, its flags)
     "list": (list_runs, "each run's state and its exact command line, to be run in the repository's root",
              ("epochs", "runs_dir", "data_dir", "only", "results")),
-    "run": (run_runs, "run what is missing and continue what was cut off",
+    "run": (run_runs, "start the missing runs and continue the interrupted ones",
             ("epochs", "runs_dir", "data_dir", "only", "results", *RUN_FLAGS)),
-    "collect": (collect, "write a line for every finished run into the results; other runs keep their lines",
+    "collect": (collect, "write a line of results for every finished run; other lines stay",
                 ("epochs", "runs_dir", "results")),
-    "render": (render, "make the page, and the picture if there is one, from the results alone", ("epochs", "results")),
+    "render": (render, "make the page, and a picture if the table has one, from the results", ("epochs", "results")),
 }  # fmt: skip

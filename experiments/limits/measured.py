@@ -54,7 +54,7 @@ def limit(
     Raises: AssertionError if the measured staleness is not τ, or if the limit is below all curvatures.
     """
     K, odd = divmod(tau + 3, 2)
-    assert not odd, f"FDG backward first has odd staleness, and {tau} was asked for"
+    assert not odd, f"FDG, backward first, has odd staleness, but {tau} was asked for"
     h = np.geomspace(low, 2000 * low, points) * (1 - m)
     stages = [Parabolas(tuple(h.tolist())), *[Same()] * (K - 1)]
     made = fdg_jax.Pipeline(
@@ -72,7 +72,7 @@ def limit(
     if stable.all():
         return limit(m, tau, correct, options, points, steps, low=1000 * low)
     first = int(np.argmin(stable))
-    assert first, f"a weight of the smallest curvature, {h[0]:g}, does not shrink"
+    assert first, f"training is unstable even at the smallest curvature, {h[0]:g}"
     return float(np.sqrt(h[first] * h[first - 1]))
 
 

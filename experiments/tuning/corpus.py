@@ -14,7 +14,7 @@ from fdg_jax.errors import BadInput
 
 WHEELS = {"optax": "0.2.8", "orbax-checkpoint": "0.12.8", "grain": "0.2.18"}  # as in requirements.txt
 SHA256 = "69f2e4a56da27704e188f2b119a2e3b29315b11ab2c206268c952ed696fb5434"
-WAY_OUT = "Set up anew with `make setup`, in an environment with the versions of requirements.txt"
+WAY_OUT = "Use `make setup` in an environment with the versions of requirements.txt"
 
 
 def files() -> dict[str, Path]:
@@ -27,7 +27,7 @@ def files() -> dict[str, Path]:
         except PackageNotFoundError:
             raise BadInput(f"the text needs {name} {wanted}, which is not installed. {WAY_OUT}.") from None
         if wheel.version != wanted:
-            raise BadInput(f"the text needs {name} {wanted}, and {wheel.version} is installed. {WAY_OUT}.")
+            raise BadInput(f"the text needs {name} {wanted}, but {wheel.version} is installed. {WAY_OUT}.")
         found |= {str(each): Path(str(each.locate())) for each in wheel.files or () if each.suffix == ".py"}
     return {name: found[name] for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())}
 

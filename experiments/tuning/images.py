@@ -61,7 +61,7 @@ ARMS = (
     arm("linear", "anticipate, linear", corrected("anticipate", prediction="linear"), MOMENTA,
         f"LWP (abstract), XPipe, PipeOptim: it {LESS}"),
     arm("nesterov", "anticipate, Nesterov", corrected("anticipate", prediction="nesterov"), MOMENTA,
-        f"AsyncPP's theory (a bound for convex losses), read as: it {LESS}"),
+        f"AsyncPP's theory (a bound for convex losses) implies: it {LESS}"),
     arm("beta-spike", "FDG, β and spike compensation", corrected("shrink,anticipate", prediction="spike"), BETAS),
     arm("dc-constant", "DC-ASGD, constant λ", corrected("dc_asgd", compensation="constant"),
         ({"compensation_strength": 0.04}, {"compensation_strength": 0.4}), f"DC-ASGD (abstract): it {LESS}"),

@@ -30,7 +30,7 @@ class Scale(NamedTuple):
 
 def beyond(staleness: float, most: float) -> Verdict | None:
     """The verdict if gradients are staler than in the claim; None if they are not."""
-    why = f"It was published for a staleness of {most:g} at most, and here it is up to {staleness:g}."
+    why = f"The claim was published for a staleness of at most {most:g}; here the staleness is up to {staleness:g}."
     return Verdict(BEYOND, why) if staleness > most else None
 
 
@@ -48,7 +48,7 @@ def lost(arm: Seeds, other: Seeds) -> Verdict | None:
     if n < MIN_SEEDS or not arm.diverged:
         return None
     word = FAILS if len(arm.diverged) > len(other.diverged) else UNDECIDED
-    return Verdict(word, f"{len(arm.diverged)} of its runs have diverged.")
+    return Verdict(word, f"{len(arm.diverged)} runs of this arm have diverged.")
 
 
 def judged(
@@ -81,13 +81,15 @@ def no_gain(arm: Seeds, stale: Seeds, scale: Scale) -> Verdict:
 def level(arm: Seeds, bp: Seeds, most: float, scale: Scale) -> Verdict:
     """The claim that an arm is level with BP: at most `most` worse, or better."""
     behind = arm.minus(bp)
-    return lost(arm, bp) or judged("Behind BP by", behind, scale, lambda by: by.high < most, lambda by: by.low > most)
+    yes, no = (lambda by: by.high < most), (lambda by: by.low > most)
+    return lost(arm, bp) or judged("The arm is behind BP by", behind, scale, yes, no)
 
 
 def worse(arm: Seeds, bp: Seeds, scale: Scale) -> Verdict:
     """The claim that an arm is behind BP. It fails if the whole interval is below the scale's gain. Diverged runs are
     left out, since the registered rule on diverged runs is for claims in an arm's favour."""
-    return judged("Behind BP by", arm.minus(bp), scale, lambda by: by.low > 0, lambda by: by.high < scale.gain)
+    yes, no = (lambda by: by.low > 0), (lambda by: by.high < scale.gain)
+    return judged("The arm is behind BP by", arm.minus(bp), scale, yes, no)
 
 
 def within(times: Mapping[int, float | None], most: float, arm: Seeds, bp: Seeds) -> Verdict:
@@ -104,7 +106,7 @@ def within(times: Mapping[int, float | None], most: float, arm: Seeds, bp: Seeds
 
 def smaller_gap(arm: Seeds, bp: Seeds, other: Seeds, other_bp: Seeds, scale: Scale) -> Verdict:
     """The claim that an arm's gap to its BP is smaller than another arm's gap to its own BP."""
-    return less(arm.minus(bp), other.minus(other_bp), scale, "Its gap is smaller by")
+    return less(arm.minus(bp), other.minus(other_bp), scale, "The arm's gap to its BP is smaller by")
 
 
 def gap_closed(arm: Seeds, stale: Seeds, bp: Seeds) -> float | None:

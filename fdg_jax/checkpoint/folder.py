@@ -157,7 +157,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
         raise Unreadable(path, error) from None
     try:
         if not isinstance(content["about"], dict):
-            raise TypeError("about is no object")
+            raise TypeError("about is not a JSON object")
         flat: Flat = {}
         for folder, body in folders.items():
             flat |= arrays_by_name(trees[folder], body["arrays"])
@@ -192,7 +192,7 @@ def check_sizes(folder: Path, declared: Collection[Any]) -> None:
     needed = sum(math.prod(each.shape) * each.dtype.itemsize for each in declared)
     parts = [zip(each.storage.chunk_shape, each.shape, strict=True) for each in declared]
     if needed > max(MOST_TIMES * stored, ALWAYS_BYTES) or any(part > max(1, n) for each in parts for part, n in each):
-        fact = f"its arrays declare {needed:,} bytes, or parts larger than themselves, in {stored:,} bytes of files"
+        fact = f"its arrays declare {needed:,} bytes, or chunks larger than the arrays; its files have {stored:,} bytes"
         raise Damaged(folder, fact)
 
 

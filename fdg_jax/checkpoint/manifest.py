@@ -95,14 +95,14 @@ def read(folder: Path, entries: Mapping[str, int]) -> dict[str, Any]:
         fits = all([type(part) for part in each] == [int, str] for each in files.values())
         fits = fits and isinstance(parts, list) and all(f"{part}/{NAME}" in files for part in parts)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise Damaged(folder, f"{NAME} is no manifest") from None
+        raise Damaged(folder, f"{NAME} is not a manifest") from None
     if not intact:
         raise Damaged(folder, f"{NAME} does not match its own hash")
     if version != FORMAT:
         fact = f"the checkpoint at {folder} has format {str(version)[:80]}; this version reads {FORMAT}"
         raise OtherFormat(f"{fact}. Resume it with the version that wrote it.")
     if not fits:
-        raise Damaged(folder, f"{NAME} is no manifest")
+        raise Damaged(folder, f"{NAME} is not a manifest")
     return body
 
 
@@ -112,7 +112,7 @@ def check_regular_file(folder: Path, name: str, entries: Mapping[str, int]) -> N
     if name not in entries:
         raise Damaged(folder, f"{name[:200]} is missing")
     if not stat.S_ISREG(entries[name]):
-        raise Damaged(folder, f"{name} is no ordinary file")
+        raise Damaged(folder, f"{name} is not a regular file")
 
 
 def list_entries(folder: Path) -> dict[str, int]:

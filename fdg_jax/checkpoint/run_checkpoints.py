@@ -347,11 +347,11 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
         try:
             return load(path)
         except Damaged as error:
-            print(f"warning: {error} {put_aside(path)}; trying the one before it.", file=sys.stderr, flush=True)
+            print(f"warning: {error} {put_aside(path)}; trying the checkpoint before it.", file=sys.stderr, flush=True)
     if damaged := {step_of(path.name) for path in (*found, *aside)}:
         raise BadInput(
-            f"no checkpoint in {root} is whole, {len(damaged)} are damaged. Delete them to start the run from the "
-            f"beginning, or start a new one in another --run-dir."
+            f"all checkpoints in {root} are damaged ({len(damaged)}). Delete them to start the run from the "
+            f"beginning, or start a new run in another --run-dir."
         )
     return None
 

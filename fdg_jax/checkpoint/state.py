@@ -94,8 +94,8 @@ class Reading(Mapping[str, Any]):
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise BadInput(
-                f"the checkpoint holds {left[0]}{more}, which this pipeline has no place for: the checkpoint is of "
-                "another optimizer, model or method. Make the pipeline as it was when the state was taken."
+                f"the checkpoint holds {left[0]}{more}, which this pipeline does not have: the checkpoint is of "
+                "another optimizer, model or method. Make the pipeline as it was when the state was saved."
             )
 
 
@@ -119,7 +119,7 @@ def reals(flat: Mapping[str, Any], name: str, axes: tuple[int, ...] = (0, 1)) ->
     value = np.asarray(flat[name])
     real_numbers = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
     if value.ndim not in axes or not real_numbers:
-        raise BadInput(f"the checkpoint's {name} is {shown(value)}, which holds no number: it is damaged.")
+        raise BadInput(f"the checkpoint's {name} is {shown(value)}, not a number: the checkpoint is damaged.")
     return [float(each) for each in np.atleast_1d(value)]
 
 

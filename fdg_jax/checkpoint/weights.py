@@ -224,7 +224,7 @@ def from_stored(array: np.ndarray, dtype: str) -> Any:
 def text(name: str, value: Any) -> str:
     """An entry of the header as it is written. Raises BadInput if the name or the value is impossible."""
     if name in OWN:
-        raise BadInput(f"the header's entry {name!r} is written by this library. Choose another name.")
+        raise BadInput(f"the header's entry {name!r} is reserved for this library. Choose another name.")
     try:
         # `item` makes a Python number of a NumPy one.
         return value if isinstance(value, str) else json.dumps(value, allow_nan=False, default=lambda one: one.item())

@@ -29,7 +29,7 @@ Tree = Any
 OF_PIPELINE = {
     "guard": Option("guard", bool, False, ""),
     "gradient_norms": Option("gradient_norms", bool, False, ""),
-    "ema": Option("ema", float | None, None, "", inside="(0, 1)", use="0.999, say, or leave it out"),
+    "ema": Option("ema", float | None, None, "", inside="(0, 1)", use="0.999, say, or leave ema out"),
     "read_behind": Option("read_behind", int, 16, "", inside="[1, inf)"),
 }
 CUTS = ("balanced", "measured", "even")
@@ -69,15 +69,15 @@ def check_problem(stages: Any, loss: Any, of: str = "stage") -> list[nn.Module]:
         BadInput: the stages or the loss are something else.
     """
     if not isinstance(stages, list | tuple):
-        raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], a linen module for each.")
+        raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], one linen module a stage.")
     if not stages:
         raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
     for k, stage in enumerate(stages, 1):
         if not isinstance(stage, nn.Module):
             who = f"stage k={k}" if of == "stage" else f"block {k - 1}"
             raise BadInput(
-                f"{who} is {kind(stage)}, not a Flax linen module. Give an instance of a class on flax.linen.Module "
-                "(functions go into flax.linen.Sequential([...]), flax.nnx modules into fdg_jax.from_nnx(...))."
+                f"{who} is {kind(stage)}, not a Flax linen module. Give a flax.linen.Module. Put functions into "
+                "flax.linen.Sequential([...]), and flax.nnx modules into fdg_jax.from_nnx(...)."
             )
     if not callable(loss):
         raise BadInput(f"loss is {kind(loss)}, not a function. Give loss(outputs, labels) -> scalar.")
@@ -150,12 +150,12 @@ def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformatio
     way_out = "Give one optax optimizer, a list with one for each stage, or a function of k = 1..K that returns one."
     found = of_stages(optimizer, K)
     if not found:
-        raise BadInput(f"optimizer is {kind(optimizer)}, no optax optimizer. Give one, such as optax.sgd(0.1).")
+        raise BadInput(f"optimizer is {kind(optimizer)}, not an optax optimizer. Give optax.sgd(0.1), say.")
     if len(found) != K:
         raise BadInput(f"optimizer is a list of {len(found)}, but there are K={K} stages. {way_out}")
     for k, each in enumerate(found, 1):
         if not is_optimizer(each):
-            raise BadInput(f"the optimizer of stage k={k} is {kind(each)}, no optax optimizer. {way_out}")
+            raise BadInput(f"the optimizer of stage k={k} is {kind(each)}, not an optax optimizer. {way_out}")
     return found
 
 
@@ -188,9 +188,9 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
         if remark:
             warnings.warn(remark, stacklevel=4)
         return found
-    way_out = f"Give a device, or a list of devices, for each stage: devices=jax.devices()[:{K}], say. Or leave it out."
+    way_out = f"Give each stage a device or a list of devices, as devices=jax.devices()[:{K}], or leave devices out."
     if alone:
-        way_out = "Give the one that computes all stages, devices=jax.devices()[:1], or leave it out."
+        way_out = "One device computes all stages: give devices=jax.devices()[:1], or leave devices out."
     if isinstance(devices, str) or not hasattr(devices, "__len__"):
         raise BadInput(f"devices={devices!r} is not a list of JAX devices. {way_out}")
     if len(devices) != K and not (alone and len(devices) == 1):
@@ -248,7 +248,7 @@ def first_cut(asked: Any, K: int, blocks: Sequence[nn.Module]) -> split.Split:
     if isinstance(asked, list | tuple) and all(map(whole, asked)):
         return split.check([int(cut) for cut in asked], K, len(blocks))
     if asked not in CUTS:
-        fact = "is not known" if isinstance(asked, str) else f"is {kind(asked)}, which is no split"
+        fact = "is not known" if isinstance(asked, str) else f"is {kind(asked)}, which is not a split"
         raise BadInput(f"split={asked!r} {fact}. {WAYS}")
     if len(blocks) < K:
         raise BadInput(f"K={K} stages are more than the {len(blocks)} blocks. Use K=1..{len(blocks)}.")
@@ -272,8 +272,8 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
     R = [len(place.devices) for place in places]
     if asked == "measured":
         if not all_here(places):
-            fact = "split='measured': stages in several processes would be cut by different measurements"
-            raise BadInput(f"{fact}. Measure in one process, and give the block numbers in its `cuts`.")
+            fact = "split='measured': each process would measure its own times and could cut elsewhere"
+            raise BadInput(f"{fact}. Measure in one process, and give the block numbers of that pipeline's `cuts`.")
         return split.balanced(block_times.seconds(blocks, x, places[0].device), K, R)
     try:
         costs = split.costs(blocks, with_examples(x, 1))

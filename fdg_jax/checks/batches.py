@@ -77,7 +77,7 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         if isinstance(batch, Mapping):
             names = ", ".join(map(str, batch)) or "nothing"
-            raise BadInput(f"{fact} as a dictionary has inputs and may have labels and weights. This one has {names}.")
+            raise BadInput(f"{fact} that is a dictionary has inputs, and may have labels and weights, not {names}.")
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
     lengths = set()
     for weights in (each.weights for each in all_weighted(batch[1])):
@@ -91,16 +91,16 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
                 check_usable(f"the {name}", leaf)
             if not isinstance(leaf, ARRAYS) or not numeric(leaf.dtype):
                 fact = f"the {name} hold {kind(leaf)}, but an array of numbers is needed"
-                array = f"Use numpy.asarray({name})" if leaf is not None else "Where none is needed, give None"
+                array = f"Use numpy.asarray({name})" if leaf is not None else f"If there are no {name}, give None"
                 raise BadInput(f"{fact}. {array}.")
             if not leaf.shape:
                 raise BadInput(f"the {name} are {describe(leaf)}: the first axis of an array is the batch. Use {use}.")
             lengths.add(leaf.shape[0])
     if len(lengths) > 1:
-        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}. Give as many of both.")
+        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}. Give equal lengths.")
     check_weights(batch[1])
     if 0 in lengths:
-        raise BadInput(f"{fact} of 0 examples trains nothing and has no mean loss. Leave empty batches out.")
+        raise BadInput(f"{fact} of 0 examples has no mean loss and trains nothing. Leave empty batches out.")
     return tuple(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in batch)  # type: ignore
 
 
@@ -134,9 +134,9 @@ def check_alike(example: Pair, given: Pair) -> None:
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
             fact = f"the {name} are {describe(a)}, but at init they were {describe(b)}."
             if len(a.shape) != len(b.shape) or canonical(a.dtype) != canonical(b.dtype):
-                raise BadInput(f"{fact} Only the lengths of axes may differ.")
+                raise BadInput(f"{fact} Only the lengths of axes may differ from init.")
             if a.dtype not in (b.dtype, canonical(b.dtype)):
-                raise BadInput(f'{fact} JAX computes with {b.dtype}: use {name}.astype("{b.dtype}"), once.')
+                raise BadInput(f'{fact} JAX computes with {b.dtype}: convert once, by {name}.astype("{b.dtype}").')
 
 
 def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair | None:
@@ -160,7 +160,7 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
         if isinstance(array, tuple | Mapping):  # for example labels with weights
             raise BadInput(f"{name} is {kind(array)}, but train takes one array. Use step((inputs, labels)).")
         if not isinstance(array, jax.Array | np.ndarray):
-            raise BadInput(f"{name} is {kind(array)}, not an array. Use numpy.asarray({name}), once.")
+            raise BadInput(f"{name} is {kind(array)}, not an array. Convert it once, by numpy.asarray({name}).")
     for name, array in {**given, "indices": indices}.items():
         check_usable(name, array)
     check_alike(example, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), (images, labels)))
@@ -170,7 +170,7 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair
         raise BadInput(f"indices is {kind(indices)}: its rows are empty. Give at least one index in each row.")
     if not (indices.min() >= 0 and indices.max() < len(images) == len(images if labels is None else labels)):
         into = " and ".join(f"{len(array)} {name}" for name, array in given.items())
-        raise BadInput(f"indices are {indices.min()} to {indices.max()}, but there are {into}. Use those that exist.")
+        raise BadInput(f"indices are {indices.min()} to {indices.max()}, but there are {into}. Use indices that exist.")
     return with_examples((images, labels), indices.shape[1])
 
 
@@ -213,7 +213,7 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
     """
     leaves = jax.tree.leaves(inputs)
     if leaves and all(isinstance(leaf, ARRAYS) and leaf.shape[:1] == (0,) for leaf in leaves):
-        raise BadInput(f"the inputs are {describe(inputs)}: there is no example. Give predict at least one.")
+        raise BadInput(f"the inputs are {describe(inputs)}: they hold no example. Give predict at least one example.")
     found, _ = batch_shapes((inputs, inputs), "a batch", "predict(inputs)")
     if not transformed:
         check_alike((like, like), (found, found))
@@ -227,7 +227,7 @@ def check_labels(like: Tree, found: Tree) -> None:
         one, other = ("no weights", "weights") if all_weighted(like) else ("weights", "no weights")
         raise BadInput(f"the labels have {one}, but at init they had {other}. Give all batches as {WEIGHTED}.")
     fact = f"the labels are {describe(found)}, but at init they were {describe(like)}"
-    raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")
+    raise BadInput(f"{fact}. Give labels of the same dtype and number of axes.")
 
 
 def same_labels(like: Tree, found: Tree) -> bool:
@@ -278,12 +278,12 @@ def check_mean(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, 
         near = max(NEAR, 4 * float(jnp.finfo(loss_of(whole).dtype).eps)) * max(abs(found), abs(one), abs(two))
         return not abs(found - shares @ [one, two]) > near  # a NaN is accepted
 
-    differs = "of a batch is not the mean of its values for the parts"
+    differs = "of a batch is not the mean of its values on the parts"
     if not is_mean(loss_of):
-        raise BadInput(f"{cuts}, but the loss {differs}: another objective would be trained. {way_out}")
+        raise BadInput(f"{cuts}, but the loss {differs}: training would minimise another function. {way_out}")
     for name in metrics_of(whole):
         if not is_mean(lambda told, name=name: metrics_of(told)[name]):
-            warnings.warn(f"{cuts}, but the metric {name!r} {differs}, which Metrics reports.", stacklevel=5)
+            warnings.warn(f"{cuts}, but the metric {name!r} {differs}; Metrics reports that mean.", stacklevel=5)
 
 
 def made_up(shapes: Tree, seed: int) -> Tree:

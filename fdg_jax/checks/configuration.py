@@ -72,7 +72,7 @@ class Configuration:
             raise BadInput(f"{fact}. Leave K out, or add split='balanced' if these are blocks of a network to be cut.")
         self.K = K = len(self.stages)
         if engine not in engines:
-            raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices), or delay-line or scan (one).")
+            raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices), delay-line or scan (1 device).")
         self.beta = beta = checked(FIELDS["beta"], beta)
         asked = {name: value for name, value in {"weights": weights, **options}.items() if value is not None}
         self.plan = made = plan(
@@ -227,7 +227,7 @@ class Configuration:
         fixed = self.stage_class.fixed_lengths
         if longer and (fixed or not all_here(self.places)):
             why = f"method {self.plan.method.name}" if fixed else "a pipeline in several processes"
-            fact = f"a batch is {describe(batch)}, but at init it was {describe(like)}, and {why} keeps those shapes"
+            fact = f"a batch is {describe(batch)}, but at init it was {describe(like)}, and {why} cannot change shapes"
             raise BadInput(f"{fact}. Only the batch size may differ: pad the batch, with weights 0 (fdg_jax.Weighted).")
         if longer or (self.plan.schedule.micro_batches == 1 and not self.plan.method.places):
             self.follow(batch)
@@ -254,7 +254,7 @@ class Configuration:
         if sowing and self.plan.schedule.micro_batches > 1:
             raise BadInput(
                 f"stage k={sowing[0]} sows losses, and method {self.plan.method.name} cuts a batch into "
-                f"{self.plan.schedule.micro_batches} micro-batches, whose sizes only stage k={self.K} knows. Use "
+                f"{self.plan.schedule.micro_batches} micro-batches: these losses would count once for each. Use "
                 "micro_batches=1, or another method."
             )
 
@@ -267,7 +267,7 @@ class Configuration:
             parts, other = f"parts for {self.K} replicas", "use batch_norm='sync', where the loss sees the whole batch"
         if parts and not self.loss_draws:  # a loss that draws random numbers gives another value at each call
             cuts = f"method {self.plan.method.name} cuts a batch into {parts}"
-            weighted = "for a part of the labels that is fdg_jax.Weighted, its mean(values)"
+            weighted = "labels.mean(values) if the labels are fdg_jax.Weighted"
             way_out = f"Return the mean over the examples ({weighted}), or {other}."
             check_mean(self.loss, shapes.stages[-1].y, shapes.labels, cuts, way_out)
 

@@ -41,7 +41,7 @@ def check(
         chain = run(who, "optimizer", correction.around, optimizer)
         if not is_optimizer(chain):
             raise BadInput(f"{who}: `optimizer` returns {type(chain).__name__}, not an optax transformation. {WAY_OUT}")
-        run(who, "what it adds to the optimizer", first_update, chain, params)
+        run(who, "the corrected optimizer", first_update, chain, params)
     state = run(who, "init", jax.eval_shape, correction.start, params)
     for name, takes, returns in (
         ("forward", (params, state), params),
@@ -67,7 +67,7 @@ def run(who: str, name: str, function: Any, *arguments: Any) -> Any:
 
 def refuse_others(who: str, made: Tree, expected: Tree) -> None:
     """Raises BadInput if arrays differ from the expected structure, shapes or dtypes. who: the message's beginning."""
-    keep = "What is changed or remembered keeps its structure, shapes and dtypes."
+    keep = "Gradients, weights and states must keep their structure, shapes and dtypes."
     if jax.tree.structure(made) != jax.tree.structure(expected):
         there, here = (len(jax.tree.leaves(tree)) for tree in (expected, made))
         how = f"of {here} arrays, not of {there}" if here != there else "with other keys or types around its arrays"
@@ -87,8 +87,8 @@ def check_correctable(k: int, correction: Correction, stage: type[Stage], weight
     """
     if correction.backward and weights != "current":
         raise BadInput(
-            f"the correction of stage k={k} changes the weights of its backward passes, but with "
-            f"{weights} weights these are the forward pass's. Add {said('weights', 'current')}."
+            f"the correction of stage k={k} changes the weights of backward passes, but with {weights} weights a "
+            f"backward pass uses those of its forward pass. Add {said('weights', 'current')}."
         )
     parts = (
         *(("forward", "forward", correction.forward), ("backward", "backward", correction.gradient)),
@@ -97,13 +97,13 @@ def check_correctable(k: int, correction: Correction, stage: type[Stage], weight
     for what, member, part in parts:
         if part and getattr(stage, member) is not getattr(Stage, member):
             raise BadInput(
-                f"the correction changes the {what} pass of stage k={k}, but the method's stages ({stage.__name__}) "
-                "have one of their own. Use a method with ordinary stages, such as fdg or ddg."
+                f"the correction changes the {what} pass of stage k={k}, but the method's stage class {stage.__name__} "
+                "defines that pass itself. Use a method with ordinary stages, such as fdg or ddg."
             )
     if correction.gradient and not takes_old_weights(stage):
         raise BadInput(
-            f"the correction of stage k={k} needs the weights of the forward pass, and the method's stages "
-            f"({stage.__name__}) do not pass them on. Write def use(self, grads, version, then=None) there."
+            f"the correction of stage k={k} needs the weights of the forward pass, but the method's stage class "
+            f"{stage.__name__} does not pass them on. Write def use(self, grads, version, then=None) in that class."
         )
 
 

@@ -42,19 +42,19 @@ def lines(plan: Plan, momentum: float | None, divides: Callable[[], bool]) -> It
     if not plan.staleness:
         way_out = f"Use {said('K', 2)} or more and a method with delayed gradients, such as fdg"
         late = [*(("correct", name) for name in names), *((name, used[name]) for name in used if name == "beta")]
-        yield from (f"{said(*each)}: no gradient is late, so it does nothing. {way_out}." for each in late)
+        yield from (f"{said(*each)}: no gradient is late, so this option does nothing. {way_out}." for each in late)
         names, used = (), {name: used[name] for name in used if name == "scale" and plan.schedule.K > 1}
     if "beta" in used and plan.staleness and not any(plan.schedule.delays[:-1]):
-        yield f"{said('beta', used['beta'])}: only stage K is late, where beta shrinks nothing. Use more stages."
+        yield f"{said('beta', used['beta'])}: only stage K is late, where beta's factor is 1. Use more stages."
     if "rate" in names and plan.staleness <= 1:
-        fact = f"no stage is late by more than {plan.staleness:g} updates, so rate divides by 1"
+        fact = f"the largest staleness is {plan.staleness:g}, so rate divides by 1"
         yield f"{said('correct', 'rate')}: {fact}. Leave it out, or use more stages."
     if momentum == 0 and "anticipate" in names and prediction(plan) in ("spike", "nesterov"):
-        fact = "anticipate looks ahead by the momentum, so without momentum it looks no update ahead"
+        fact = "anticipate predicts weights from the momentum, so without momentum it predicts no change"
         yield f"{said('momentum', momentum)}: {fact}. Use {said('correct', 'rate')}."
     sized = [*used.items(), *((("correct", "gap_aware"),) if "gap_aware" in names else ())]
     if sized and divides():
-        fact = "the optimizer divides a gradient by its own size, so a constant factor nearly cancels"
+        fact = "the optimizer divides each gradient by its typical size, so scaling gradients has almost no effect"
         way_out = f"Use SGD, or {said('correct', 'rate')}, which acts after the optimizer"
         yield from (f"{said(name, value)}: {fact}. {way_out}." for name, value in sized)
 
@@ -69,18 +69,18 @@ def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
     each."""
     how = prediction(plan) if plan.staleness else ""
     if how and o.momentum == 0 and how not in ("spike", "nesterov"):
-        fact = "without momentum it makes the largest stable learning rate smaller"
+        fact = "without momentum this prediction lowers the largest stable learning rate"
         where = " where the staleness is small" if how == "last" else ""
         yield f"{said('prediction', how)}: {fact}{where}. Use {said('momentum', 0.9)}, or {said('correct', 'rate')}."
     if how and o.lr_schedule == "paper":
-        fact = "for one update after each drop of the learning rate by 10 it looks 10 times too far ahead"
+        fact = "after each division of the learning rate by 10, the next prediction goes 10 times too far"
         yield f"{said('correct', 'anticipate')}: {fact}. {said('lr_schedule', 'cosine')} has no drops."
     if o.clip_norm and o.K > 1 and (factors(plan) or plan.corrected_by):
-        fact = "each stage clips its own gradient, and K decides what a stage is"
-        yield f"{said('clip_norm', o.clip_norm)}: {fact}. Compare with {said('method', 'bp')} at the same K and split."
+        fact = "each stage clips its own gradient, so the result depends on K and the split"
+        yield f"{said('clip_norm', o.clip_norm)}: {fact}. Compare with {said('method', 'bp')} at equal K and split."
     if o.clip_norm and o.K > 1 and o.method in ("bp", "gpipe"):
-        fact = f"with {said('K', o.K)} each stage clips its own gradient, not {o.method} that of the whole network"
-        yield f"{said('clip_norm', o.clip_norm)}: {fact}. {said('method', 'bp')} {said('K', 1)} does."
+        fact = f"with {said('K', o.K)} each stage clips its own gradient; the whole network's gradient is not clipped"
+        yield f"{said('clip_norm', o.clip_norm)}: {fact}. Use {said('method', 'bp')} {said('K', 1)} for that."
     warms_up = o.warmup_steps or o.warmup == "on"
     if warms_up and (highest := float(rates.max())) < 0.999999 * o.learning_rate:  # the rates are float32
         flag = said("warmup_steps", o.warmup_steps) if o.warmup_steps else said("warmup", o.warmup)

@@ -24,20 +24,20 @@ def check(config: Config, given: Collection[str]) -> Plan:
     for name, option in FIELDS.items():
         checked(option, getattr(o, name))
     refuse_where(o, (
-        (o.run_dir == "", "run_dir", "it is empty", "Name a directory, or leave it out for one under runs/"),
+        (o.run_dir == "", "run_dir", "it is empty", "Name a directory, or leave it out for a new one under runs/"),
         (o.init_from == "", "init_from", "it is empty", "Name a run or a file of weights, or leave it out"),
         (o.warmup_steps and o.lr_schedule == "paper", "warmup_steps", "the paper's schedule has a warm-up of its own",
          "Use --warmup on, or --lr-schedule cosine, constant or wsd"),
         (o.final_rate and o.lr_schedule in ("paper", "constant"), "final_rate",
          f"the schedule {o.lr_schedule} has no final rate", "Leave it out, or use --lr-schedule cosine or wsd"),
-        (o.epochs == 0 and o.steps is None, "epochs", "with 0 epochs --steps decides the length, but it is not given",
+        (o.epochs == 0 and o.steps is None, "epochs", "with 0 epochs --steps sets the length, and --steps is not given",
          "Add --steps N"),
         (o.epochs == 0 and o.lr_schedule == "paper", "epochs", "the paper's schedule counts epochs",
          "Use --lr-schedule cosine, constant or wsd"),
         (o.warmup == "on" and o.lr_schedule != "paper", "warmup",
-         f"this is the paper's warm-up, but the schedule is {o.lr_schedule}", "Use --warmup-steps N there"),
-        (o.precision == "bfloat16" != o.dtype, "precision", f"this is --dtype bfloat16, but --dtype {o.dtype} is given",
-         "Leave one of them out"),
+         f"this warm-up is of the schedule paper, and the schedule is {o.lr_schedule}", "Use --warmup-steps N"),
+        (o.precision == "bfloat16" != o.dtype, "precision", f"it means --dtype bfloat16, but --dtype is {o.dtype}",
+         "Leave one of the two out"),
         (o.precision in ("float32", "tf32") and o.dtype != "float32", "precision",
          f"the network computes in {o.dtype}", "Leave one of the two out"),
         ("b2" in given and o.optimizer == "sgd", "b2", "sgd has no such option",
@@ -51,21 +51,21 @@ def check(config: Config, given: Collection[str]) -> Plan:
     R, M = replicas(o.replicas, o.K), plan.schedule.micro_batches
     refuse_where(o, (
         (shrinks and o.beta == 1 < o.K, "correct", "with beta 1, which is the default, shrink changes no gradient",
-         f"Add a smaller beta, such as {said('beta', 0.5)} (or {said('beta', 1)}, if that is what you want)"),
+         f"Add {said('beta', 0.5)}, say; or {said('beta', 1)}, if you want no shrinking"),
         (o.correct != "none" and o.K > 1 and not plan.staleness, "correct",
          f"with method {plan.method.name} no gradient is late, so there is nothing to correct",
          "Leave it out, or use a method such as fdg or ddg"),
         *((several and plan.method.places, name,
            f"method {plan.method.name} spreads every stage over the K devices by itself", "Leave it out")
           for name, several in (("replicas", max(R) > 1), ("tensor", o.tensor > 1))),
-        (o.fsdp and max(R) == 1, "fsdp", "weights are cut over a stage's replicas, and there is only one",
+        (o.fsdp and max(R) == 1, "fsdp", "it divides a stage's weights over its replicas, but each stage has only one",
          "Add --replicas 2, say"),
         (models.takes(o.model) != "tokens" and (o.fsdp or o.tensor > 1), "fsdp" if o.fsdp else "tensor",
-         f"the weights of {o.model} do not name their axes", "Leave it out, or train a transformer"),
+         f"the weights of {o.model} lack axis names, which this option needs", "Leave it out, or train a transformer"),
         (o.batch_size // M % math.lcm(*R), "replicas",
          f"a batch of {o.batch_size // M} cannot be divided among so many devices",
          f"Use a batch size that is a multiple of {math.lcm(*R) * M}"),
-        (o.batch_size < M, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
+        (o.batch_size < M, "micro_batches", f"a batch of {o.batch_size} examples cannot make so many",
          "Use fewer micro-batches or larger batches"),
     ))  # fmt: skip
     return plan
@@ -79,8 +79,8 @@ def replicas(asked: int | str, K: int) -> list[int]:
     words = [str(int(n) // K)] if of_all and n.isdecimal() and not none else text.split(",")
     found = [int(word) for word in words if word.isdecimal() and 0 < int(word) <= MOST_REPLICAS]
     if len(found) < len(words) or len(words) not in (1, K):
-        fact = f"{said('replicas', text)} does not give K={K} stages 1 to {MOST_REPLICAS} devices each"
-        raise BadInput(f"{fact}. Use one number for all, one for each, such as 4,2 for K=2, or 8/K for 8 in all.")
+        fact = f"{said('replicas', text)} does not give each of the K={K} stages 1 to {MOST_REPLICAS} devices"
+        raise BadInput(f"{fact}. Use one number (4), a number for each stage (4,2 for K=2), or a total (8/K).")
     return found * (K // len(found))
 
 
@@ -114,11 +114,11 @@ def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
         hint = f"{did_you_mean(o.dataset, known)} There are {', '.join(known)}."
         raise BadInput(f"data set {o.dataset!r} is not known.{hint}")
     has, wants = data.unit(o.dataset), models.takes(o.model)
-    kind, other = "images", "it is for text, which fdg_jax.experiments.language_model trains on"
+    kind, other = "images", "this option is for text (fdg_jax.experiments.language_model)"
     if has != "images":
         kind, other = o.dataset, "--text names files of text, --tokens files of tokens"
     refuse_where(o, (
-        (has != wants, "model", f"it takes {wants}, but --dataset {o.dataset} has {has}",
+        (has != wants, "model", f"this model takes {wants}, but --dataset {o.dataset} has {has}",
          f"Models for {has} are {', '.join(models.names(has)) or 'not there yet'}"),
         *((getattr(o, name) != FIELDS[name].default, name, f"--dataset {o.dataset} has no such option; {other}",
            "Leave it out") for name, kinds in OF_DATA.items() if kind not in kinds),
@@ -140,30 +140,30 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
     for name, option in OF_START.items():
         checked(option, getattr(start, name))
     refuse_where(start, (
-        (start.jobs > 1 and not start.several, "jobs", "there is one run",
-         "Give several with --seeds or --sweep, or leave it out"),
-        (start.together and (start.seeds is None or start.sweep), "together", "only the seeds of its runs may differ",
+        (start.jobs > 1 and not start.several, "jobs", "there is only one run",
+         "Ask for several runs with --seeds or --sweep, or leave it out"),
+        (start.together and (start.seeds is None or start.sweep), "together", "its runs may differ only in their seeds",
          "Give --seeds 0-7, say, and no --sweep"),
         (start.together and start.jobs > 1, "jobs", "with --together all runs are one program", "Leave it out"),
     ))  # fmt: skip
     if start.together:
         c = config
         refuse_where(c, (
-            (c.engine not in ("auto", "scan"), "engine", "with --together it is scan", "Leave it out"),
+            (c.engine not in ("auto", "scan"), "engine", "--together uses the engine scan", "Leave it out"),
             (max(replicas(c.replicas, c.K)) * c.tensor > 1, "replicas", "with --together all stages are on one device",
              "Leave it out"),
-            (c.on_nan == "rollback", "on_nan", "with --together all runs stay at the same batch", "Use stop or skip"),
+            (c.on_nan == "rollback", "on_nan", "no run of --together can go back to a checkpoint", "Use stop or skip"),
         ))  # fmt: skip
     flag = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
     if not flag:
         return
     if joining.wanted:
-        raise BadInput(f"{flag} is for a training in one process. Leave it or --coordinator out.")
+        raise BadInput(f"{flag} is for a training in one process. Leave {flag} or --coordinator out.")
     if config.resume is True or (config.resume and start.several):
         why = "resumes its runs by itself" if start.several else "is about a run that has not begun"
         raise BadInput(f"{flag} {why}. Leave --resume out.")
     if start.several and config.run_dir is None:
-        raise BadInput(f"{flag} needs a directory for its runs: add --run-dir DIR. Given again, the command goes on.")
+        raise BadInput(f"{flag} needs a directory for its runs: add --run-dir DIR. Repeat the command to resume.")
 
 
 def check_joining(joining: Joining, given: Collection[str], config: Config) -> None:

@@ -124,10 +124,10 @@ def check_weights(weights: str, kinds: Sequence[CorrectionSpec], schedule: Sched
     corrections.check_weights(kinds, weights)
     if weights == "current" and any(schedule.waits):
         fact = "one_version takes all gradients of an update at one version of the weights, but current weights change"
-        raise BadInput(f"{fact} in between. Use {said('weights', 'stashed')}, or leave {named(['one_version'])} out.")
+        raise BadInput(f"{fact} between them. Use {said('weights', 'stashed')}, or leave {named(['one_version'])} out.")
     if weights == "current" and not jax_internals.strippable():
-        fact = f"{said('weights', weights)} needs a JAX whose VJP closures can be rebound"
-        raise BadInput(f"{fact}. JAX {jax.__version__} cannot do that.")
+        fact = f"{said('weights', weights)} needs a JAX that can replace the weights in VJP closures"
+        raise BadInput(f"{fact}. JAX {jax.__version__} cannot.")
 
 
 def check_engine(engine: str, weights: str, method: Method) -> None:
@@ -136,13 +136,14 @@ def check_engine(engine: str, weights: str, method: Method) -> None:
         return
     pipeline = f"Use {said('engine', 'pipeline')}"
     if weights == "current":
-        fact = "takes gradients at the weights of the forward pass, which are not the current ones"
+        fact = "takes each gradient at the weights of its forward pass, not at the current weights"
         raise BadInput(f"{said('engine', engine)} {fact}. {pipeline}, or {said('weights', 'stashed')}.")
     if not method.delay_line:
-        raise BadInput(f"{said('engine', engine)}: method {method.name} is not BP with delays. {pipeline}.")
+        fact = f"this engine trains by BP with delays, which method {method.name} is not"
+        raise BadInput(f"{said('engine', engine)}: {fact}. {pipeline}.")
     if method.stage is not None:
-        fact = f"method {method.name} has a stage class of its own, which would not see that a gradient is"
-        other = "write what is done about late gradients as a file of fdg_jax/corrections"
+        fact = f"method {method.name} has its own stage class, which this engine does not tell that a gradient is"
+        other = "move the correction into a file of fdg_jax/corrections"
         raise BadInput(f"{said('engine', engine)}: {fact} late. {pipeline}, or {other}.")
 
 

@@ -40,7 +40,7 @@ def check(kind: CorrectionSpec, file: str) -> None:
             raise BadInput(f"{fact}. It can contain {' and '.join(map(repr, known))} only.")
     late, *parameters = inspect.signature(kind.make).parameters or ("",)
     if not late:
-        raise BadInput(f"{file}: `make` takes nothing. Write def make(late), as fdg_jax/corrections/shrink.py does.")
+        raise BadInput(f"{file}: `make` has no argument. Write def make(late), as fdg_jax/corrections/shrink.py does.")
     if set(parameters) != set(kind.answers_to):
         fact = f"{file}: make takes {', '.join(parameters) or 'no option'}"
         has = ", ".join(kind.answers_to) or "none"
@@ -55,7 +55,7 @@ def parse(asked: Any) -> list[CorrectionSpec]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"{said('correct', asked)} names {twice[0]} twice. Name each correction once.")
     if len(found) > 1 and "none" in names:
-        raise BadInput(f"{said('correct', asked)}: none cannot be combined. Leave it out, or leave the others out.")
+        raise BadInput(f"{said('correct', asked)}: none cannot be combined with a correction. Leave one of them out.")
     options: dict[str, str] = {}
     for kind in found:
         for option in kind.declared:
@@ -79,11 +79,11 @@ def check_weights(found: Sequence[CorrectionSpec], weights: str) -> None:
     wanted = {kind.weights: kind.name for kind in found if kind.weights}
     if len(wanted) > 1:
         (at, name), (other_at, other) = wanted.items()
-        fact = f"correction {name} is for gradients at {at} weights, and {other} for gradients at {other_at} weights"
+        fact = f"correction {name} needs gradients at {at} weights, and {other} needs them at {other_at} weights"
         raise BadInput(f"{fact}. Use one of them.")
     for kind in found:
         if kind.weights not in ("", weights):
-            fact = f"correction {kind.name} is for gradients at {kind.weights} weights, but these are at {weights} ones"
+            fact = f"correction {kind.name} needs gradients at {kind.weights} weights, not at {weights} weights"
             raise BadInput(f"{fact}. Add {said('weights', kind.weights)}.")
 
 
@@ -104,7 +104,7 @@ def for_stage(
         correction = kind.make(late, **options)
         if not isinstance(correction, Correction):
             fact = f"make in {FOLDER.shown(kind.name)} returned {type(correction).__name__}"
-            raise BadInput(f"{fact}. Return a Correction, or NONE where there is nothing to do.")
+            raise BadInput(f"{fact}. Return a Correction, or NONE if there is nothing to do.")
         if correction is not NONE:
             made.append((kind, correction))
     return made

@@ -54,9 +54,9 @@ class Options:
 
     prediction: Literal["spike", "linear", "last", "nesterov", "combined", "double"] = option(
         "spike",
-        "anticipate: how many times the last update a forward pass looks ahead, by staleness t and momentum m. spike: "
-        "(m - m^(t+1)) / (1 - m), as spike compensation and msnag do; linear: t; last: 1, error feedback; nesterov: m; "
-        "combined: linear and spike; double: 2 t.",
+        "anticipate: a forward pass uses the weights plus c times the last update. c, for staleness t and momentum m: "
+        "spike: (m - m^(t+1)) / (1 - m) (spike compensation, msnag); linear: t; last: 1 (error feedback); nesterov: m; "
+        "combined: linear plus spike; double: 2 t.",
     )
 
 
@@ -95,5 +95,5 @@ def make(late: Late, prediction: Prediction) -> Correction:
     return Correction(init=zeros, forward=forward, updated=updated, drained=zeros)
 
 
-SUMMARY = "forward at the weights expected by then: error feedback, weight prediction, spike compensation, Nesterov"
+SUMMARY = "forward pass at predicted weights: error feedback, weight prediction, spike compensation, Nesterov"
 CORRECTION = CorrectionSpec(name="anticipate", summary=SUMMARY, make=make, options=Options, weights="stashed")

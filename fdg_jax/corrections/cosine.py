@@ -33,7 +33,7 @@ class Options:
 
     gate_decay: float = option(
         0.0,
-        "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.",
+        "cosine: also multiply gradients by exp(-A times the staleness). 0: do not.",
         metavar="A",
         inside="[0, inf)",
     )
@@ -53,5 +53,5 @@ def make(late: Late, gate_decay: float) -> Correction:
     return Correction(init=optax.tree.zeros_like, gradient=gradient)
 
 
-SUMMARY = "gradients gated by their cosine to the mean of those before"
+SUMMARY = "gradients scaled by their cosine to the running mean of earlier gradients"
 CORRECTION = CorrectionSpec(name="cosine", summary=SUMMARY, make=make, options=Options)

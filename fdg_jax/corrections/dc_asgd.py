@@ -32,11 +32,11 @@ class Options:
     Raises BadInput if it is negative or not finite."""
 
     compensation: Literal["constant", "adaptive"] = option(
-        "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
+        "constant", "dc_asgd: a constant lambda, or one divided by the root of a running mean of squared gradients."
     )
     compensation_strength: float = option(
         0.0,
-        "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.",
+        "dc_asgd: lambda. 0 means the paper's value: 0.04 if constant, 2 if adaptive.",
         metavar="LAMBDA",
         inside="[0, inf)",
     )

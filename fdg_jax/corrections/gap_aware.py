@@ -85,5 +85,5 @@ def make(late: Late) -> Correction:
     return Correction(init=init, gradient=gradient, updated=updated)
 
 
-SUMMARY = "gradients divided by how far the weights have moved since (Barkai et al. 2020)"
+SUMMARY = "gradients divided by the distance that the weights have moved meanwhile (Barkai et al. 2020)"
 CORRECTION = CorrectionSpec(name="gap_aware", summary=SUMMARY, make=make, needs=("learning_rate",), weights="stashed")

@@ -43,8 +43,8 @@ class Late(NamedTuple):
         """Raises BadInput if `need` is not known. need: "learning_rate" or "momentum". name: the correction's name."""
         if getattr(self, need) is None:
             raise BadInput(
-                f"correction {name} needs the optimizer's {need.replace('_', ' ')}, which an optax chain does "
-                f"not tell. Add {need}=... to the call."
+                f"correction {name} needs the optimizer's {need.replace('_', ' ')}, which cannot be read from "
+                f"an optax chain. Add {need}=... to the call."
             )
 
 

@@ -30,10 +30,10 @@ class Options:
 
     anneal_updates: int = option(
         0,
-        "rate: the division by the staleness ends gradually, over so many updates (PipeMare's T1). 0: it stays.",
+        "rate: fade the division by the staleness out over T updates (PipeMare's T1). 0: never fade it out.",
         metavar="T",
         inside="[0, inf)",
-        use="a number of updates, or 0 for ever",
+        use="a number of updates, or 0 for never",
     )
 
 
@@ -49,5 +49,5 @@ def make(late: Late, anneal_updates: int) -> Correction:
     return Correction(optimizer=lambda chain: optax.chain(chain, scale))
 
 
-SUMMARY = "updates divided by the staleness (Zhang et al. 2016), for a while only with --anneal-updates (PipeMare's T1)"
+SUMMARY = "updates divided by the staleness (Zhang et al. 2016); with --anneal-updates only at first (PipeMare's T1)"
 CORRECTION = CorrectionSpec(name="rate", summary=SUMMARY, make=make, options=Options)

@@ -26,7 +26,7 @@ class Options:
 
     discrepancy: float = option(
         0.135,
-        "t2: PipeMare's D, what is left of an update in the mean after as many more updates as the staleness.",
+        "t2: PipeMare's D, the share of an update that its running mean keeps after as many updates as the staleness.",
         metavar="D",
         inside="[0, 1)",
     )

@@ -89,6 +89,6 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
     if name in SETS.own():
         if not isinstance(found, Dataset | Stream):
             fact = f"{SETS.shown(name)}: load() returns a {type(found).__name__}"
-            raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset, or a Stream.")
+            raise BadInput(f"{fact}. Return a fdg_jax.data.Dataset or fdg_jax.data.Stream.")
         found = found._replace(name=name)  # --resume finds the data by this name
     return checked(found) if isinstance(found, Dataset) else found

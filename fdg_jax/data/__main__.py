@@ -25,7 +25,7 @@ def pieces(path: Path) -> Iterator[str]:
             while part := file.read(PIECE):
                 yield part + file.readline()
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is no text in UTF-8: {first_line(error)}. Convert it, or leave it out.") from None
+        raise BadInput(f"{path} is not text in UTF-8: {first_line(error)}. Convert it, or leave it out.") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {reason(error)}. Name files of text.") from None
 
@@ -58,7 +58,7 @@ def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str 
     made = tokenizer_of(tokenizer)
     last = [] if end is None else [made.token_to_id(end)]
     if last == [None]:
-        raise BadInput(f"--end {end}: the tokenizer has no such token. Use one of its own, or leave it out.")
+        raise BadInput(f"--end {end}: the tokenizer has no such token. Name a token that it has, or leave --end out.")
     for path in map(Path, files):
         for _ in pieces(path):  # a file that cannot be read is refused before anything is written
             pass
@@ -82,7 +82,7 @@ def encode(files: Sequence[str], tokenizer: str, out: Path, most: int, end: str 
                 shards[-1].write(ids[:room])
                 ids = ids[room:]
     if not shards:
-        raise BadInput(f"{', '.join(files)}: there is no text in them. Name other files.")
+        raise BadInput(f"{', '.join(files)}: these files hold no text. Name other files.")
     shards[-1].close()
     counts = {"tokens": total, "bytes": sum(Path(path).stat().st_size for path in files)}
     (out / COUNTS).write_text(json.dumps(counts), encoding="utf-8")
@@ -97,14 +97,14 @@ def main(arguments: Sequence[str]) -> int:
     made = parser.add_subparsers(dest="command", required=True, metavar="encode").add_parser(
         "encode",
         help="make files of tokens from text",
-        description="Writes shards with llm.c's header, for --tokens, and a copy of the tokenizer. A text of more than "
-        "16 million characters is encoded in parts that end with a line.",
+        description="Writes token files with llm.c's header, for --tokens, and a copy of the tokenizer. A text of more "
+        " than 16 million characters is encoded in parts, cut at ends of lines.",
     )
     made.add_argument("files", metavar="FILE", nargs="+", help="Texts in UTF-8.")
     made.add_argument("--tokenizer", required=True, metavar="FILE", help="A tokenizer.json of the package tokenizers.")
     made.add_argument("--out", required=True, metavar="DIR", type=Path, help="A new folder for the shards.")
-    made.add_argument("--end", metavar="TOKEN", help="A token after each file, such as <|endoftext|>. Default: none.")
-    about = "The most tokens in a file. Default: 100,000,000."
+    made.add_argument("--end", metavar="TOKEN", help="Token to add after each file, as <|endoftext|>. Default: none.")
+    about = "The largest number of tokens in a file. Default: 100,000,000."
     made.add_argument("--shard-size", metavar="N", type=int, default=10**8, help=about)
     given = parser.parse_args(arguments)
     if given.shard_size < 1:

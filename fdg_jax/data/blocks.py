@@ -68,7 +68,7 @@ class Blocks:
         if isinstance(rows, slice):
             first, last, step = rows.indices(n)
             if step != 1:
-                raise IndexError("blocks of a file have no slices with a step")
+                raise IndexError("blocks of a file cannot be sliced with a step")
             start = self.start + first * self.stride
             return Blocks(self.file, start, max(0, last - first), T, self.dtype, self.stride)
         rows = np.asarray(rows)
@@ -81,7 +81,7 @@ class Blocks:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("blocks of a file become an array by reading them")
+            raise ValueError("to turn blocks of a file into an array, read them")
         found = self[np.arange(len(self))]
         return found if dtype is None else found.astype(dtype, copy=False)
 

@@ -79,7 +79,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
     if found is not None or data_dir is None:
         return found
     if base.name == name or base.parent.name == name:
-        hint = f"Give the directory that holds the folder {name}, not one inside it."
+        hint = f"Give the directory that holds the folder {name}, not a folder inside {name}."
     else:
         holds = f"It holds {', '.join(path.name for path in held[:5])}." if held else "It is empty."
         hint = f"{holds} Without --data-dir, {name} is downloaded to {default} (TFDS_DATA_DIR)."
@@ -148,7 +148,7 @@ def unpacked(content: bytes, archive: str, cifar: Cifar) -> Arrays:
     for names, count in ((cifar.train, expected.train), (cifar.test, expected.test)):
         raw = b"".join(files[name] for name in names)
         if len(raw) != count * size:
-            fact = f"{count:,} records of {size:,} bytes are {count * size:,} bytes, but it holds {len(raw):,}"
+            fact = f"{count:,} records of {size:,} bytes are {count * size:,} bytes, but the archive holds {len(raw):,}"
             raise BadInput(f"{archive}: {fact}. Remove or replace it.")
         table = np.frombuffer(raw, np.uint8).reshape(count, size)
         images = table[:, cifar.label_bytes :].reshape(count, channels, height, width).transpose(0, 2, 3, 1)

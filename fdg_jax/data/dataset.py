@@ -37,7 +37,7 @@ def checked(dataset: Dataset) -> Dataset:
         if images.dtype != np.uint8 or images.ndim != 4:
             raise BadInput(f"{found}. Images are uint8[N, H, W, C].")
         if images.shape[1:] != d.train_images.shape[1:]:
-            raise BadInput(f"{found}, but train_images is uint8{list(d.train_images.shape)}. Give all one size.")
+            raise BadInput(f"{found}, but train_images is uint8{list(d.train_images.shape)}. Give all images one size.")
         if labels.dtype != np.int32 or labels.shape != images.shape[:1]:
             fact = f"{found}, but {part}_labels is {labels.dtype}{list(labels.shape)}"
             raise BadInput(f"{fact}. Labels are int32[N], one for each image.")

@@ -31,7 +31,7 @@ def list_directory(path: Path, missing_ok: bool = False) -> list[Path]:
     except FileNotFoundError:
         if missing_ok:
             return []
-        raise BadInput(f"the directory {path} doesn't exist. Give one that does: --data-dir FOLDER.") from None
+        raise BadInput(f"the directory {path} doesn't exist. Give an existing one: --data-dir FOLDER.") from None
     except NotADirectoryError:
         raise BadInput(f"{path} is a file where a directory is needed.") from None
     except OSError as error:

@@ -99,11 +99,11 @@ def receive(response: http.client.HTTPResponse, download: Download) -> bytes:
         except (OSError, http.client.HTTPException) as error:
             raise OSError(f"{error} after {len(content):,} of {download.bytes:,} bytes") from error
         if not chunk:
-            raise OSError(f"it ended after {len(content):,} of {download.bytes:,} bytes")
+            raise OSError(f"the connection ended after {len(content):,} of {download.bytes:,} bytes")
         content += chunk
         progress.advance(len(chunk))
     if difference := differs(content, download):
-        raise Unavailable(f"{download.url} has {difference}: it was changed on the way or at its source.")
+        raise Unavailable(f"{download.url} has {difference}: the file was changed on the way or at its source.")
     return bytes(content)
 
 

@@ -133,8 +133,8 @@ def say_left_out(folder: Path, others: Sequence[str], where: str) -> None:
     """Prints which entries below a folder are not read, if there are any. where: the place from which images are
     read."""
     if others:
-        fact = f"NOT read: {folder / others[0]} ({len(others):,} such files or folders below {folder})"
-        say(f"{fact}. Images are {KINDS}, and lie directly in {where}.")
+        fact = f"NOT read: {folder / others[0]} ({len(others):,} files or folders of other kinds below {folder})"
+        say(f"{fact}. Images must be {KINDS}, directly in {where}.")
 
 
 def by_folder(split: Path, wanted: Sequence[str]) -> Files:
@@ -170,7 +170,7 @@ def by_class(train: Path, test: Path) -> tuple[Files, Files, int]:
     for here, there, names in ((train, test, {*others} - {*wanted}), (test, train, {*wanted} - {*others})):
         if names:
             name = min(names)
-            raise BadInput(f"{here / name} is missing, but {there / name} is there. Both need every class.")
+            raise BadInput(f"{here / name} is missing, but {there / name} exists. Both must have every class.")
     return by_folder(train, wanted), by_folder(test, wanted), len(wanted)
 
 
@@ -191,12 +191,12 @@ def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequen
     say_left_out(folder, [name for name in others if folder / name != source], "that folder")
     for name in names:
         if name not in class_of:
-            raise BadInput(f"{folder / name} is not listed in {source}, so its class is not known. Unpack both again.")
+            raise BadInput(f"{folder / name} is not listed in {source}, so its class is not known. Unpack them again.")
         if class_of[name] not in number:
-            raise BadInput(f"{source} says that {name} is of class {class_of[name]}, of which there are no images.")
+            raise BadInput(f"{source} says that {name} is of class {class_of[name]}, which has no training images.")
     if missing := sorted(class_of.keys() - set(names)):
         listed = f"{len(missing)} of the {len(class_of)} images listed in {source}"
-        raise BadInput(f"{folder / missing[0]} is missing ({listed}). Unpack both again.")
+        raise BadInput(f"{folder / missing[0]} is missing ({listed} are). Unpack them again.")
     return shuffled(folder, names, [number[class_of[name]] for name in names])
 
 
@@ -205,7 +205,7 @@ def lines(path: Path, holds: str) -> list[str]:
     try:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError:
-        raise BadInput(f"{path} is missing, and only it says {holds}. Unpack the archive again.") from None
+        raise BadInput(f"{path} is missing: this file alone says {holds}. Unpack the archive again.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} can't be read: {error}.") from None
 

@@ -78,17 +78,17 @@ def comparable(was: Any) -> TypeGuard[Fingerprint]:
 def difference(was: Fingerprint, now: Fingerprint) -> str:
     """Describes how two fingerprints differ, as a clause after "the data are not the same: "; "" if they are equal."""
     if was.get("unit") != now.get("unit"):
-        return f"{now.get('unit', 'images')}, were {was.get('unit', 'images')}"
+        return f"{now.get('unit', 'images')} now, {was.get('unit', 'images')} before"
     examples, content = WORDS[now.get("unit", "images")]
     said = [
-        f"{name} {now.get(key)}, was {was.get(key)}"
+        f"{name} {now.get(key)} now, {was.get(key)} before"
         for key, name in (("classes", "classes"), ("shape", f"{examples[:-1]} shape"))
         if was.get(key) != now.get(key)
     ]
     for split, name in SPLITS.items():
         before, after = was[split], now[split]
         if before.get("images") != after["images"]:
-            said.append(f"{after['images']} {name} {examples}, were {before.get('images')}")
+            said.append(f"{after['images']} {name} {examples} now, {before.get('images')} before")
         elif before.get("labels") != after["labels"]:
             said.append(f"other labels or another order of the {name} {examples}")
         elif before.get("content") not in (None, after["content"]):

@@ -48,7 +48,7 @@ def decode_whole(content: bytes, where: str, shape: tuple[int, int, int]) -> np.
     """Decodes an image of a data set whose images have one size: [H, W, C] uint8. Raises Damaged for another size."""
     image = np.asarray(decode_image(content, where))
     if image.shape != shape:
-        raise Damaged(f"{where} is {image.shape}, but all others are {shape}. Replace the file.")
+        raise Damaged(f"{where} is {image.shape}, but all other images are {shape}. Replace the file.")
     return image
 
 

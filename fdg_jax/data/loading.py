@@ -95,7 +95,7 @@ def describe_deaths(dead: list[Any]) -> str:
         how = f"killed by {signal.Signals(-worker.exitcode).name}"
     fact = f"a process that decodes images (number {worker.pid}) was ended from outside, {how}"
     if worker.exitcode == -signal.SIGKILL:
-        fact += "; the kernel does that when memory runs out, and fewer processes (FDG_JAX_LOADER_WORKERS) need less"
+        fact += "; Linux does that when memory runs out. Set FDG_JAX_LOADER_WORKERS to fewer processes"
     return f"{fact}."
 
 

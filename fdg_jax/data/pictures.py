@@ -75,7 +75,7 @@ def of_folder(name: str, path: Path) -> Dataset | Stream:
     tests = [path / each for each in ("test", "val") if (path / each).is_dir()]
     if not tests or not files.classes(path / "train"):
         fact = f"{path} has no folders train/CLASS and test/CLASS (or val/CLASS) with images ({files.KINDS})"
-        raise BadInput(f"{fact}. Make them, or name another folder. If it has moved, add --data-dir.")
+        raise BadInput(f"{fact}. Make them, or name another folder. If the folder has moved, add --data-dir.")
     train, test, classes = files.by_class(path / "train", tests[0])
     sample = (train.read(i) for i in sample_indices(len(train)))
     (width, height), *others = {jpeg.decode_image(content, where).size for content, _, where in sample}

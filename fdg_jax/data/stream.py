@@ -199,7 +199,7 @@ def wanted_workers(batches: TrainBatches | TestBatches) -> int:
     asked = os.environ.get(WORKERS)
     if asked:
         if not asked.isdecimal():
-            raise BadInput(f"{WORKERS}={asked}: it is the number of processes that decode images. Use 0 or more.")
+            raise BadInput(f"{WORKERS}={asked} is not a number of processes that decode images. Use 0 or more.")
         return int(asked)
     workers = min((usable_cores() or 1) - 1, MOST_WORKERS, len(batches))
     return min(workers, workers_that_fit(batches.batch_size * batches.side**2 * 3, workers))
@@ -215,7 +215,7 @@ def workers_that_fit(batch_bytes: int, workers: int) -> int:
     fit = free // (batch_bytes * (AHEAD + 2))
     if fit < workers:
         say(
-            f"/dev/shm has {free / 2**20:,.0f} MiB free, room for the batches of {fit} of {workers} processes that "
-            f"would decode images. A larger /dev/shm is faster (in a container: --shm-size)."
+            f"only {fit} instead of {workers} processes decode images: /dev/shm has {free / 2**20:,.0f} MiB free, too "
+            f"little for the batches of more. To be faster, enlarge /dev/shm (in a container: --shm-size)."
         )
     return min(fit, workers)

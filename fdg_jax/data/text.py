@@ -91,8 +91,8 @@ class Text(Source):
         """The number of blocks and the names of the files."""
         of = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         train, test = len(self.train_blocks), len(self.test_blocks)
-        tokens = "bytes" if self.of_bytes else f"tokens, {self.classes:,} different ones,"
-        return f"{train:,} training and {test:,} test blocks of {self.per_example} {tokens} of {of}"
+        tokens = "bytes" if self.of_bytes else f"tokens ({self.classes:,} different)"
+        return f"{train:,} training and {test:,} test blocks of {self.per_example} {tokens} from {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
         """The test loss in bits per byte, if the number of bytes per token is known; else {}."""
@@ -124,13 +124,13 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     sha256, binary = digest(files, whole)
     names, note = tuple(file.name for file in files), ""
     if binary:
-        note = f"NOT text: {binary} has bytes of 0, as files of token numbers have. The run trains on it byte by byte."
+        note = f"NOT text: {binary} has zero bytes, like a file of tokens. The run trains on its bytes all the same."
         say(note)
     content = OpenFile(files[0] if whole is None else Path(", ".join(names)), whole)
     blocks = (content.size - 1) // block_size if content.size else 0
     if blocks < 2:
         fact = f"{', '.join(names)}: {content.size:,} bytes make {max(0, blocks)} blocks of --block-size {block_size}"
-        raise BadInput(f"{fact}, but training and testing need one each. Use more text or smaller blocks.")
+        raise BadInput(f"{fact}, but training and testing need one block each. Use more text or smaller blocks.")
     inputs, labels = (Blocks(content, shift, blocks, block_size) for shift in (0, 1))
     parts = without_last_tenth(inputs, labels)
     return Text(name, *parts, sha256, names, note=note, content=content)
@@ -153,7 +153,7 @@ def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> tuple[str, Pa
     for path in files:
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a folder, or a pipe, which would wait for a writer
-                raise BadInput(f"--text: {path} is no file. Name one or more files.")
+                raise BadInput(f"--text: {path} is not a file. Name one or more files.")
             with path.open("rb") as file:
                 while chunk := file.read(CHUNK):
                     found.update(chunk)

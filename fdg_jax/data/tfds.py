@@ -50,7 +50,7 @@ class Shards:
         row = int(self.rows[i])
         shard = int(np.searchsorted(self.ends, row, side="right"))
         number = row - (int(self.ends[shard - 1]) if shard else 0)
-        where = f"image {number} of {self.paths[shard]}"
+        where = f"image {number} in {self.paths[shard]}"
         try:
             content, label = example(reader(self.paths[shard]).read([number])[0])
         except Exception as error:  # array_record and protobuf have exceptions of their own
@@ -126,7 +126,7 @@ def check_format(path: Path) -> None:
     if kind != "array_record":
         raise Unavailable(
             f"{path}: the files are {kind}, which can't be read without TensorFlow. Give a data directory with "
-            f"array_record files, or an unused one as TFDS_DATA_DIR to have the data set downloaded."
+            f"array_record files. To have the data set downloaded, set TFDS_DATA_DIR to a new directory."
         )
 
 

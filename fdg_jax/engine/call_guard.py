@@ -7,12 +7,12 @@ from fdg_jax.errors import BadInput, first_line
 from fdg_jax.transport.devices import check_no_mesh
 
 BUSY = (
-    "two threads use this pipeline at the same time. It takes one call of step, train, drain, state or restore at a "
-    "time: put a threading.Lock around them."
+    "two threads use this pipeline at the same time. Only one call of step, train, drain, state or restore may run at "
+    "a time: put a threading.Lock around these calls."
 )
 INTERRUPTED = (
-    "the pipeline was interrupted within a tick, so its stages do not stand at the same batch. Call restore(state) "
-    "with a state taken before, or init again."
+    "the pipeline was interrupted in the middle of a step, so its stages have processed different batches. Call "
+    "restore(state) with an earlier state, or init."
 )
 
 
@@ -43,7 +43,7 @@ class CallGuard:
         if isinstance(error, RuntimeError) and "deleted" in str(error):
             raise BadInput(
                 f"an array of a batch was deleted or donated while the batch was in flight ({first_line(error)}) "
-                "Give the pipeline arrays that nobody donates, and restore a state taken before."
+                "Give the pipeline arrays that nobody donates, and restore an earlier state."
             ) from error
 
     def take(self) -> None:

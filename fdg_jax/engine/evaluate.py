@@ -99,7 +99,7 @@ def evaluate(
         if unfinished:
             unfinished.begin("E", 0, number, number)
         (x, y), given = map(describe, expected), f"inputs {describe(inputs)} with labels {describe(labels)}"
-        with fitting("evaluate", given, f"stage 1 takes {x} and labels are {y}"):
+        with fitting("evaluate", given, f"stage 1 takes {x}, and labels are {y}"):
             results.append(run(inputs, labels))
         if unfinished:
             unfinished.end(results[-1].loss)
@@ -118,7 +118,7 @@ def fitting(call: str, given: str, expected: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, FlaxError) as error:
-        fact, way_out = f"{call} cannot take {given}", "Use arrays like these, or convert yours with transform=."
+        fact, way_out = f"{call} cannot take {given}", "Give such arrays, or convert yours with transform=."
         raise BadInput(f"{fact}: {sentence(error)} In training {expected}. {way_out}") from error
 
 
@@ -134,7 +134,7 @@ def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
     """
     total = sum(float(each.weight) for each in results)
     if not total > 0:
-        raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}. Give one above 0.")
+        raise BadInput(f"nothing to evaluate: the weights of {examples} examples sum to {total}. Use weights above 0.")
 
     def mean(get: Callable[[Tally], Any]) -> float:
         return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # avoids 0 / 0

@@ -275,7 +275,7 @@ class HostEngine(Engine):
         check_signature(self.problem, HOST_LOOP, flat)
         t, entered = number(flat, "t"), number(flat, "entered")
         if t > entered:
-            raise BadInput(f"the checkpoint is damaged: {entered} batches have entered, {t} since the last drain.")
+            raise BadInput(f"the checkpoint is damaged: {entered} batches in all, but {t} since the last drain.")
         under_way = in_flight(self.problem.schedule, t)
         stages = {k: stage.empty_copy() for k, stage in self.stages.items()}
         for k, stage in stages.items():
@@ -314,7 +314,7 @@ def delay_line_engine(problem: Problem) -> Engine:
     """
     place, K = problem.places[0], problem.schedule.K
     if not all_here(problem.places):
-        raise BadInput("engine delay-line trains on one device of one process. Use engine pipeline, or one process.")
+        raise BadInput("engine delay-line trains on one device in one process. Use engine pipeline, or one process.")
     if place.device.platform != "cpu" and problem.stage is Stage:  # the scan has ordinary stages only
         return ScanEngine(problem)
     wanted = problem.schedule

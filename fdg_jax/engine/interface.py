@@ -75,8 +75,8 @@ def check_signature(problem: Problem, engine: str, flat: Mapping[str, Any]) -> N
         return
     if {ours.rpartition(", ")[2], theirs.rpartition(", ")[2]} == {HOST_LOOP, SCAN}:
         made = "an accelerator (scan)" if theirs.endswith(SCAN) else "the host loop (a CPU, or K devices)"
-        raise BadInput(f"the checkpoint was made by {made} and has another layout. Resume it where it was made.")
-    raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this one is {ours}. Use its options.")
+        raise BadInput(f"the checkpoint was made by {made}, which stores other arrays. Resume the run there.")
+    raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this run is {ours}. Use its options.")
 
 
 def signature_entry(problem: Problem, engine: str) -> dict[str, np.ndarray]:
@@ -194,8 +194,8 @@ class Engine:
         if not who:
             return lambda n: [None for _ in specs]
         if key is None:
-            fact = f"{who[0]} draws random numbers in evaluation, too: call {call}(..., key=jax.random.key(0))"
-            raise BadInput(f"{fact}, or let it draw nothing where `train` is False.")
+            fact = f"{who[0]} draws random numbers in evaluation, too. Call {call}(..., key=jax.random.key(0))"
+            raise BadInput(f"{fact}, or draw random numbers only if `train` is True.")
         return lambda n: [raw_key(jax.random.fold_in(jax.random.fold_in(key, n), spec.k)) for spec in specs]
 
     def from_last(self, value: Tree, like: Tree) -> Tree:

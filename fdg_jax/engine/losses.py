@@ -117,8 +117,8 @@ class Losses:
             return
         self.warned = True
         warnings.warn(
-            f"the loss of batch {self.lost.step:,} is {self.lost.loss}. Look for a NaN in the data, labels outside the "
-            "classes or a learning rate that is too high. first_nonfinite(batch) names the stage; guard=True keeps "
+            f"the loss of batch {self.lost.step:,} is {self.lost.loss}. Usual causes: NaN in the data, labels outside "
+            "the classes, a learning rate that is too high. first_nonfinite(batch) names the stage. guard=True keeps "
             "such gradients from the weights. This warning comes only once.",
             stacklevel=3,
         )

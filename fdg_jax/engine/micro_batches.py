@@ -44,7 +44,7 @@ class MicroBatches:
         """The number of examples in each part of a batch of n examples. Raises BadInput if n is less than M."""
         if n < self.M:
             fact = f"a batch of {n} cannot be cut into {self.M} micro-batches"
-            raise BadInput(f"{fact}. Use fewer of them or larger batches.")
+            raise BadInput(f"{fact}. Use fewer micro-batches or larger batches.")
         return [end - start for start, end in pairwise(bounds(n, self.M))]
 
     def enter(self, x: Tree, labels: Tree, n: int) -> list[dict[str, Tree]]:

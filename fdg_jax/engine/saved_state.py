@@ -37,12 +37,12 @@ def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) 
         found, needed = states.numbers(flat, f"{name}/"), sorted(under_way.kept.get((stage.k, kind), []))
         if found != needed:
             fact = f"the checkpoint holds {name}s of the batches {found} for stage k={stage.k}, but {needed} are needed"
-            raise BadInput(f"{fact}: it is not whole.")
+            raise BadInput(f"{fact}: it is incomplete.")
     passes, line = under_way.passes[stage.k - 1], states.numbers(flat, "line/")
     waiting = min(passes, stage.delay)
     summed = (passes - waiting) % stage.accumulate
     if (line, number(flat, "summed")) != (list(range(waiting)), summed):
         raise BadInput(
-            f"the checkpoint holds {len(line)} gradients in the delay line of stage k={stage.k} and "
-            f"{number(flat, 'summed')} in its sum, but {waiting} and {summed} are needed: it is not whole."
+            f"the checkpoint holds {len(line)} waiting gradients of stage k={stage.k} and "
+            f"{number(flat, 'summed')} in the sum for its next update, but {waiting} and {summed} are needed."
         )

@@ -23,10 +23,10 @@ PROGRAM = command.Program(
     datasets=("imagenet",),
     defaults={"dataset": "imagenet", "model": "resnet101_imagenet", "epochs": 90},
     help={
-        "dataset": "imagenet, the only one of this command.",
+        "dataset": "imagenet, the only choice here.",
         "data_dir": "The directory that holds train/<class>/*.JPEG and val/, or a TensorFlow Datasets directory with "
-        "a prepared imagenet2012. FDG_JAX_LOADER_WORKERS sets how many processes decode it.",
-        "model": "The network: {models}. resnet101_imagenet is the paper's here.",
+        "a prepared imagenet2012. FDG_JAX_LOADER_WORKERS sets how many processes decode images.",
+        "model": "The network: {models}. The paper trains resnet101_imagenet here.",
     },
 )
 

@@ -19,15 +19,15 @@ from fdg_jax.training import command
 
 PROGRAM = command.Program(
     "python -m fdg_jax.experiments.language_model",
-    trains="a transformer on text, byte by byte,",
+    trains="a transformer on text",
     datasets=("text", "tokens"),
     defaults={
         "dataset": "text", "model": "transformer8x64", "epochs": 3, "batch_size": 32, "optimizer": "adamw",
         "lr_schedule": "cosine", "warmup_steps": 50, "clip_norm": 1.0,
     },
     help={
-        "dataset": "text: the files of --text, or the text of Python's own help. tokens: the files of --tokens.",
-        "model": "The network: {models}. Transformers are for text.",
+        "dataset": "text: bytes of the files of --text, or of Python's help texts. tokens: the files of --tokens.",
+        "model": "The network: {models}.",
     },
 )  # fmt: skip
 

@@ -21,9 +21,9 @@ PROGRAM = command.Program(
     datasets=("tiny_imagenet",),
     defaults={"dataset": "tiny_imagenet", "model": "resnet18"},
     help={
-        "dataset": "tiny_imagenet, the only one of this command.",
+        "dataset": "tiny_imagenet, the only choice here.",
         "data_dir": "The directory that holds the unpacked folder tiny-imagenet-200, or that folder.",
-        "model": "The network: {models}. resnet18 and mobilenet_v2 are the paper's here.",
+        "model": "The network: {models}. The paper trains resnet18 and mobilenet_v2 here.",
     },
 )
 

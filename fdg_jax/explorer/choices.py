@@ -110,9 +110,9 @@ def ticks_shown(schedule: Schedule) -> int:
 def check_start(method: Method, K: int, options: Mapping[str, Any]) -> None:
     """Raises BadInput if the page does not offer this K or these values of options, so it cannot open with them."""
     if K not in STAGES:
-        raise BadInput(f"--K {K}: the page has K up to {STAGES[-1]}. The text, --svg and --trace take any K.")
+        raise BadInput(f"--K {K}: the page offers K up to {STAGES[-1]}. Text output, --svg and --trace take any K.")
     on_page = choosable(method)
     for name, value in options.items():
         if value not in on_page.get(name, (value,)):
             flag, has = f"--{name.replace('_', '-')}", ", ".join(map(str, on_page[name]))
-            raise BadInput(f"{flag} {value}: the page has {has}. The text, --svg and --trace take any value.")
+            raise BadInput(f"{flag} {value}: the page offers {has}. Text output, --svg and --trace take any value.")

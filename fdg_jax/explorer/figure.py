@@ -116,11 +116,11 @@ def arc(axes: Any, late: Shown, own: Sequence[Shown]) -> None:
 def legend(late: Shown | None, words: Mapping[str, str], spread: bool) -> list[str]:
     """The two lines below the picture that explain it."""
     grey = "all devices work on another stage" if spread else "the device waits"
-    first = [f"F4, B4: forward and backward pass of batch 4. Grey: {grey}. Below: versions of the weights."]
+    first = [f"F4, B4: forward and backward pass of batch 4. Grey: {grey}. Below: versions of the stage's weights."]
     first += [f"{kind}: {said}." for kind, said in words.items()]
     if late is None:
-        return [" ".join(first), "No gradient is late: each belongs to the weights that it updates."]
+        return [" ".join(first), "No gradient is late: each was computed at the weights that it updates."]
     n = late.version - late.used
-    second = f"{late.kind}{late.batch} at stage {late.k} updates version {late.version} by a gradient that belongs to "
-    second += f"version {late.used}: {n} update{'s' * (n > 1)} late. The numbers count them."
+    second = f"{late.kind}{late.batch} at stage {late.k} updates weights of version {late.version} with a gradient for "
+    second += f"version {late.used}: {n} update{'s' * (n > 1)} late. The dots count these updates."
     return [" ".join(first), second]

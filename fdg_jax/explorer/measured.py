@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return parsed(found)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise BadInput(f"--measured {path} is JSON, but no timeline of this project. {way_out}") from None
+        raise BadInput(f"--measured {path} is JSON, but not a timeline of benchmarks.timeline. {way_out}") from None
 
 
 def parsed(found: Any) -> dict[str, Any]:

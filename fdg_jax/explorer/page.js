@@ -118,10 +118,10 @@ class View {
     const { busy, seconds, mean, method } = this.p, late = Math.max(...mean);
     const share = busy.reduce((a, b) => a + b, 0) / busy.length;
     const said = `Devices work ${percent(share)} of the time, a batch every ${shown(seconds)}, gradients `;
-    const together = this.p.spread ? " Here a row is a stage, not a device: all devices work on one stage after the other, each on its share of the batch. " +
-      "A dashed gap is time in which they work on another stage." : ` ${waitWords(this.p)}`;
-    const beside = method.auxiliary ? ` The auxiliary network of a stage counts here, as ${shown(data.auxiliary)} forward passes; ` +
-      "tables of ideal speed-ups leave it out." : "";
+    const together = this.p.spread ? " Here a row is a stage, not a device: all devices work on the same stage, each on its share of the batch. " +
+      "In a dashed gap, the devices work on another stage." : ` ${waitWords(this.p)}`;
+    const beside = method.auxiliary ? ` Times include ${shown(data.auxiliary)} forward passes for the auxiliary network of a stage; ` +
+      "tables of ideal speed-ups do not." : "";
     return [make("b", {}, said + (late ? `up to ${plural(late, "update")} late. ` : "never late. ")), `${method.summary}.${together}${beside}`];
   }
 
@@ -181,7 +181,7 @@ class View {
   }
 
   tableAround() {
-    const heads = ["Stage", "Gradients late by", "Weights at the time above", "Batches it then keeps"].map((name) => make("th", { scope: "col" }, name));
+    const heads = ["Stage", "Gradients late by", "Version of its weights", "Batches that it keeps"].map((name) => make("th", { scope: "col" }, name));
     return make("div", { class: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.table));
   }
 
@@ -255,7 +255,7 @@ function waitWords(p) {
   if (p.ops.length === 1 || p.waits === undefined) return "";
   if (!p.waits) return "No stage waits for another within a tick.";
   const slower = p.barrier?.[state.backward], even = !state.slow && !state.link;
-  const cost = even && slower > p.seconds + 1e-6 ? `: if no stage began a tick before all have ended the last one (a barrier, as in the paper's Table 2), ` +
+  const cost = even && slower > p.seconds + 1e-6 ? `. With a barrier after each tick, as in the paper's Table 2, ` +
     `a batch would take ${shown(slower)} instead of ${shown(p.seconds)}.` : ".";
   return `Within a tick stages wait for one another${cost}`;
 }
@@ -286,10 +286,10 @@ function choose(panel, k, batch, follow = false) {
   const used = op.forward.version, now = op.version, crossed = between(views[panel].p, op);
   const word = crossed.length > 1 ? "updates by the backward passes of batches" : "update by the backward pass of batch";
   const meanwhile = crossed.length
-    ? ` In between came the ${word} ${crossed.map((each) => each.batch).join(", ")}: the gradient is `
-    : " Nothing came in between: the gradient is ";
+    ? ` In between was the ${word} ${crossed.map((each) => each.batch).join(", ")}: the gradient is `
+    : " No update came in between: the gradient is ";
   $("readout").replaceChildren(
-    make("b", {}, `${call(views[panel].p.method.name)}, stage ${k}, backward pass of batch ${batch}: used version ${used}, now ${now}.`),
+    make("b", {}, `${call(views[panel].p.method.name)}, stage ${k}, backward pass of batch ${batch}: forward pass with weights of version ${used}, update of version ${now}.`),
     meanwhile, make("b", {}, crossed.length ? `${plural(now - used, "update")} late` : "not late"), ".");
 }
 
@@ -304,7 +304,7 @@ function chooseDefault() {
   const list = views[0].backwards(k), full = list.filter((each) => each.version - each.forward.version === most);
   const op = full.find((each) => each.forward.begin >= p.steady) ?? full[0] ?? list[0];
   if (op) choose(0, k, op.batch, true);
-  else $("readout").replaceChildren("No backward pass has ended in this picture.");
+  else $("readout").replaceChildren("No backward pass ends in this picture.");
 }
 
 /* ---------- time: step, play ---------- */
@@ -360,12 +360,12 @@ function card(title, strong, ...text) {
 
 function showCards() {
   const [p, other] = pictures, mean = (each) => each.busy.reduce((a, b) => a + b, 0) / each.busy.length;
-  const name = call(p.method.name), lines = [`${name}: a batch every ${shown(p.seconds)} forward passes of a stage.`];
+  const name = call(p.method.name), lines = [`${name} finishes a batch every ${shown(p.seconds)} forward passes of a stage.`];
   let strong = `${name}'s devices work ${percent(mean(p))} of the time`;
   if (other) {
     const faster = other.seconds / p.seconds, second = call(other.method.name);
-    lines.push(` ${second}: every ${shown(other.seconds)}, its devices work ${percent(mean(other))} of the time.`);
-    if (Math.abs(faster - 1) < 0.005) lines.push(" Both are as fast.");
+    lines.push(` ${second} finishes one every ${shown(other.seconds)}; its devices work ${percent(mean(other))} of the time.`);
+    if (Math.abs(faster - 1) < 0.005) lines.push(" Both are equally fast.");
     else if (faster > 1) lines.push(` So ${name} trains ${shown(faster)} times as fast.`);
     else lines.push(` So ${second} trains ${shown(1 / faster)} times as fast.`);
   }
@@ -380,12 +380,12 @@ function showCards() {
 function staleWords(p) {
   const most = Math.max(...p.staleness), k = p.staleness.indexOf(most) + 1, K = p.ops.length;
   if (!most) {
-    return ["None: no gradient is late", `Between a batch's forward and backward pass a stage of ${call(p.method.name)} makes no other update.`];
+    return ["None: no gradient is late", `With ${call(p.method.name)}, a stage makes no other update between a batch's forward and backward pass.`];
   }
-  const last = p.staleness[K - 1] ? "" : ` Stage ${K} computes the loss and goes back at once: it is never late.`;
-  const M = p.accumulate > 1 ? ` (Each update takes ${p.accumulate} backward passes, so there are fewer updates to miss.)` : "";
+  const last = p.staleness[K - 1] ? "" : ` Stage ${K} computes the loss and goes backward at once, so its gradients are never late.`;
+  const M = p.accumulate > 1 ? ` (A stage updates once in ${p.accumulate} backward passes, so a gradient misses fewer updates.)` : "";
   return [`Stage ${k}: ${plural(p.mean[k - 1], "update")} late`,
-    `A batch leaves stage ${k} first and comes back to it last: up through ${plural(K - k, "stage")} and down again. ` +
+    `After its forward pass at stage ${k}, a batch goes up through ${plural(K - k, "stage")} and down again. ` +
     `Meanwhile stage ${k} works on other batches and updates its weights.${last}${M}`];
 }
 
@@ -393,11 +393,11 @@ function costWords(p) {
   const most = Math.max(...p.staleness), limit = data.limits[0][most], stashes = Math.max(...p.stashes);
   const keeps = stashes ? `A stage keeps up to ${stashes} batch${stashes > 1 ? "es" : ""} from one tick to the next.` : "";
   if (!most && (p.method.bp === "never" || (p.method.bp !== "always" && p.ops.length > 1))) {
-    return ["No lateness, but not BP's gradients", `${call(p.method.name)} computes other gradients than BP. What that costs in accuracy is not on this page. ${keeps}`];
+    return ["No lateness, but not BP's gradients", `${call(p.method.name)} computes other gradients than BP. This page does not show what that costs in accuracy. ${keeps}`];
   }
   if (!most) return ["No lateness", `The largest stable learning rate is that of plain gradient descent. ${keeps}`];
   return [`On a quadratic: a learning rate ${shown(2 / limit, 1)} times smaller`,
-    `Stage ${p.staleness.indexOf(most) + 1} needs it: a gradient that is ${plural(most, "update")} late stays stable up to the rate ${shown(limit, 3)}/h; one that is not late, up to 2/h. ${keeps} `,
+    `This is for stage ${p.staleness.indexOf(most) + 1}: with gradients ${plural(most, "update")} late, training is stable up to the rate ${shown(limit, 3)}/h; without lateness, up to 2/h. ${keeps} `,
     make("a", { href: "#h-play", style: "color:var(--accent)" }, "Try it below.")];
 }
 
@@ -506,8 +506,8 @@ function playground() {
     const track = make("span", { class: "track" }, make("i", { style: `width:${placeOf(limit)}%` }),
       make("b", { class: bad ? "bad" : "", style: `left:${placeOf(rate(k))}%` }));
     const row = make("button", { class: "stage", type: "button", "aria-pressed": String(k === game.stage), "data-limit": limit },
-      make("span", {}, `Stage ${k}: `, make("span", { class: bad ? "bad-word" : "good-word" }, bad ? "grows" : "settles")), track);
-    row.setAttribute("aria-label", `Stage ${k}, ${late} late, ${bad ? "grows" : "settles"}`);
+      make("span", {}, `Stage ${k}: `, make("span", { class: bad ? "bad-word" : "good-word" }, bad ? "unstable" : "stable")), track);
+    row.setAttribute("aria-label", `Stage ${k}, ${plural(late, "update")} late, ${bad ? "unstable" : "stable"}`);
     row.addEventListener("click", () => { game.stage = k; playground(); $("bars").children[k - 1].focus(); });
     return row;
   });
@@ -517,8 +517,8 @@ function playground() {
   const late = staleness[game.stage - 1], own = rate(game.stage), limit = limits[late];
   $("play-readout").replaceChildren(make("b", {}, `${call(method.name)}, stage ${game.stage}, gradients ${plural(late, "update")} late: `),
     `stable up to ${shown(limit, 3)}/h with momentum ${shown(momentum)}. The rate here is ${shown(own, 3)}/h` +
-    `${game.beta < 10 && game.stage < K ? ` after shrinking by β to the power of ${K - game.stage}` : ""}, so `,
-    make("b", { class: own > limit ? "bad-word" : "good-word" }, own > limit ? "it becomes unstable." : "it settles."));
+    `${game.beta < 10 && game.stage < K ? ` after multiplication by β to the power of ${K - game.stage}` : ""}, so `,
+    make("b", { class: own > limit ? "bad-word" : "good-word" }, own > limit ? "training becomes unstable." : "training is stable."));
   curve(trained(late, own, momentum, 120), trained(0, own, momentum, 120), late);
 }
 
@@ -561,7 +561,7 @@ function showMeasured() {
     }
   });
   for (let i = 0; i <= 6; i++) svg.append(draw("g", { class: "axis" }, draw("text", { x: Math.min(width - 30, Math.max(18, i * width / 6)), y: found.rows * 64 + 14 }, `${shown(end * i / 6, 0)} ms`)));
-  $("measured-title").textContent = `${found.title}. Above in each row: derived from the schedule and the time of each operation alone. Below: what was measured.`;
+  $("measured-title").textContent = `${found.title}. Upper half of a row: derived from the schedule and the time of each operation alone. Lower half: measured.`;
   $("measured-panel").replaceChildren(make("div", { class: "panel" }, make("div", { class: "scroll" }, labels, svg)));
 }
 

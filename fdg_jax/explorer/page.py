@@ -23,7 +23,7 @@ def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | N
     style, *scripts = (folder.joinpath(f).read_text(encoding="utf-8") for f in ("page.css", "simulate.js", "page.js"))
     return render(
         "explorer/page.html",
-        title="Which weights does a gradient belong to?",
+        title="How late is each gradient?",
         scripts="script-src 'unsafe-inline'; ",
         style=style,
         data=embedded({**tables(start), "measured": measured}),

@@ -41,7 +41,7 @@ class Tables:
             trace = validate(schedule, max(ticks, steady_after(schedule)))
         except ScheduleError as error:  # in a method file that a user wrote
             fact = f"fdg_jax/methods/{method.name}.py: with K={K} its schedule is wrong: {error}"
-            raise BadInput(f"{fact}\nMend the file, or take it away: the page shows all methods.") from None
+            raise BadInput(f"{fact}\nCorrect the file, or remove it: the page shows all methods.") from None
         told, cost = versions(schedule, ticks, trace), method.costs(K)
         period, shift = repetition(schedule, ticks)
         words = [[word(op, *told[op]) for op in schedule.tick(t, None)] for t in range(1, ticks + 1)]

@@ -64,7 +64,7 @@ def durations(schedule: Schedule, cost: Costs, backward: int) -> dict[str, tuple
 def whole(number: Fraction) -> int:
     """A number as an integer. Raises ValueError if it is not whole."""
     if number.denominator != 1:
-        raise ValueError(f"{number} is no whole number of units: choices.py has times that timeline.PARTS cannot tell.")
+        raise ValueError(f"{number} is no whole number of units: timeline.PARTS cannot express a time of choices.py.")
     return int(number)
 
 

@@ -38,8 +38,8 @@ def enable() -> None:
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return
     if unsafe:
-        fact = f"compiled programs are not kept: others may write in {unsafe}, and their programs could be run"
-        say(f"warning: {fact}. Remove it, choose another place with XDG_CACHE_HOME, or set {SWITCH}=0.")
+        fact = f"compiled programs are not kept: other users can write in {unsafe}, so their programs could be run"
+        say(f"warning: {fact}. Remove that folder, choose another place with XDG_CACHE_HOME, or set {SWITCH}=0.")
     if unsafe or not os.access(folder, os.W_OK):
         return
     prune(cache_dir())

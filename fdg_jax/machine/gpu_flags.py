@@ -59,8 +59,8 @@ def tuned(file: Path, exists: bool) -> str:
 def untuned_because(unknown: Collection[str]) -> str:
     """The sentence for a version of XLA that cannot keep its choices."""
     return (
-        f"warning: this version of XLA does not know {', '.join(unknown)}, so it cannot keep its choice of kernels. "
-        f"The run has {UNTUNED}, which repeats its bits and is slower."
+        f"warning: this version of XLA does not know {', '.join(unknown)}, so it cannot store its choice of kernels. "
+        f"The run uses {UNTUNED} instead, which gives the same bits again, but slower."
     )
 
 

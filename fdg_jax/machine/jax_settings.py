@@ -67,9 +67,9 @@ def check_new() -> None:
     if count := os.environ.get(NUM_CPU_DEVICES):
         unusual.append(f"{NUM_CPU_DEVICES} ({count} instead of as many as the run needs)")
     if unusual:
-        fact = f"JAX is not at its defaults: {', '.join(unusual)}"
-        slow = " Without compilation training is also far slower." if now.get("jax_disable_jit") else ""
-        say(f"warning: {fact}. This run's numbers will not be those of a run with the defaults.{slow}")
+        fact = f"JAX settings differ from the defaults: {', '.join(unusual)}"
+        slow = " Without compilation, training is far slower, too." if now.get("jax_disable_jit") else ""
+        say(f"warning: {fact}. A run with the defaults would give other numbers.{slow}")
 
 
 def check_resumed(before: Mapping[str, Any]) -> None:
@@ -84,13 +84,13 @@ def check_resumed(before: Mapping[str, Any]) -> None:
     was, now = before.get("jax_settings") or {}, current()
     changed = differing(was, now)
     if other := [name for name in changed if name in TRAINING]:
-        fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in other)
+        fact = "; ".join(f"{name} is {now[name]!r} and was {was[name]!r}" for name in other)
         ways = " and ".join(way_back(name, was[name]) for name in other)
-        fact = f"--resume: the run began with other settings of JAX ({fact}) and would not go on exactly"
+        fact = f"--resume: the run began with other JAX settings ({fact}), so it would not go on exactly"
         raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or begin another run with its weights: --init-from RUN.")
     if changed:
-        fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in changed)
-        say(f"warning: the run began with other settings of JAX: {fact}. The last bits may differ.")
+        fact = "; ".join(f"{name} is {now[name]!r} and was {was[name]!r}" for name in changed)
+        say(f"warning: the run began with other JAX settings: {fact}. Results may differ in the last bits.")
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -50,4 +50,4 @@ def save(what: str, of: dict[str, Any], seconds: list[float]) -> None:
         with replacing(path) as temporary:
             temporary.write_text(json.dumps({"of": of, "seconds": seconds}, indent=1), encoding="utf-8")
     except (OSError, RuntimeError) as error:
-        say(f"the {what} can't be kept ({error}): the next start will measure again.")
+        say(f"the {what} can't be kept ({error}): the next start will measure them again.")

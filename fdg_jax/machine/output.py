@@ -186,7 +186,7 @@ def file_named(*endings: str) -> Callable[[str], Path]:
 
     def file(word: str) -> Path:
         if Path(word).suffix.lower() not in endings:
-            raise argparse.ArgumentTypeError(f"{word}: give it a name that ends in {endings[0]}")
+            raise argparse.ArgumentTypeError(f"{word} is not a name that ends in {endings[0]}")
         return Path(word)
 
     return file
@@ -198,7 +198,7 @@ def write_file(flag: str, file: Path, content: str) -> None:
         file.write_text(content, encoding="utf-8")
     except OSError as error:
         fact = f"{flag} {file} cannot be written: {error.strerror or error}"
-        raise BadInput(f"{fact}. Name a file in a folder that exists and is yours.") from None
+        raise BadInput(f"{fact}. Name a file in a folder that you can write.") from None
     print(file)
 
 

@@ -62,8 +62,8 @@ class Signals:
         if self.number is None:
             self.number = number
             name = signal.Signals(number).name
-            again = "it once more" if number in IMPATIENT else "SIGTERM twice"
-            output.write_to_stderr(f"\n{name}: stopping after what is under way (to stop at once, send {again})\n")
+            again = f"{name} again" if number in IMPATIENT else "SIGTERM twice"
+            output.write_to_stderr(f"\n{name}: stopping after the current operation (to stop at once, send {again})\n")
         if self.raising:
             raise Stopped(self.number)
 

@@ -200,28 +200,28 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     """Notes on how to read the tables, and on what Table 2 shows for this K."""
     others = f" except {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
     lines = [
-        "Locked: in a steady tick an F waits for another stage's F (forward), a B for a later stage's B (backward) or",
-        "F (update). Stashes: the most batches that a stage keeps from one tick to the next; staleness: of each stage,",
-        "the average of its updates between a batch's forward pass and the update by that batch; old weights: the most",
-        f"copies that a stage keeps of its weights beside the newest. Options: defaults{others}.",
-        "Time: the critical path through a tick of the full pipeline, the next tick beginning when every stage is done",
-        "(as in the paper). Stages are even, communication is free; of two paths the one counts that is longer at",
-        f"Tf = {LENGTHS.Tf}, Tb = {LENGTHS.Tb}, Taux = {LENGTHS.Taux}. Speed-ups are over BP at Tb = 2 Tf, Taux = 0.",
-        "Without a barrier, as the host loop does it: a stage waits for nothing but the messages that it takes.",
-    ]
-    lines += [
-        "Table 3 counts remembered arrays, forward weights that differ from the newest, and the old weights that the",
-        "delay line keeps while gradients wait (a pipeline has them in its stashes).",
+        "Locked, within a tick of the full pipeline: forward: a forward pass (F) waits for another stage's F;",
+        "backward: a backward pass (B) waits for a later stage's B; update: a B waits for a later stage's F.",
+        "Stashes: the largest number of batches that a stage keeps between ticks. Staleness of each stage: its",
+        "updates between a batch's forward pass and the update with that batch's gradient, on average. Old weights:",
+        f"the largest number of copies of a stage's weights beside the newest. Options have their defaults{others}.",
+        "Time: the critical path through a tick of the full pipeline; the next tick begins when every stage is done",
+        "(as in the paper). Stages take equal times, and communication takes none. Of different paths, the table has",
+        f"the one that is longest at Tf = {LENGTHS.Tf}, Tb = {LENGTHS.Tb}, Taux = {LENGTHS.Taux}. Speed-ups over BP "
+        "are those at Tb = 2 Tf, Taux = 0.",
+        "Without a barrier, as in the host loop, a stage waits only for the messages that it needs.",
+        "Table 3 counts stored arrays, forward weights that differ from the newest, and old weights that the delay",
+        "line keeps while gradients wait (a pipeline keeps these in its stashes).",
     ]
     gained = [r for r in rows if r.free.at(LENGTHS) < r.time.at(LENGTHS)]
     linear = [r for r in gained if r.free == Time(Fraction(1, K), Fraction(1, K), Fraction(0))]
     if gained:
-        ideal = f"; the speed of FDG is then reached by {names(linear)}" if linear else ""
-        lines.append(f"Stages locked within a tick may then fall out of step, which speeds up {names(gained)}{ideal}.")
+        ideal = f"; {names(linear)} then reach the speed of FDG" if linear else ""
+        lines.append(f"Without a barrier, stages may work at different ticks, which speeds up {names(gained)}{ideal}.")
     for r in rows:
         if r.schedule.micro_batches > 1 and K > 1:
             M, bubble = r.schedule.micro_batches, r.time.Tf * K
-            lines.append(f"{r.name}: M = {M} micro-batches and their bubble, {bubble} times (Tf+Tb)/{K}.")
+            lines.append(f"{r.name}: M = {M} micro-batches and their bubble take {bubble} times (Tf+Tb)/{K}.")
     return "\n".join(lines)
 
 
@@ -235,22 +235,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables. Returns the exit code."""
     parser = Parser(
         prog="python -m fdg_jax.methods",
-        description="Compare the training methods: the paper's Table 1 (lockings, auxiliary networks) and Table 2 "
-        "(ideal time per batch), for every method there is, derived from its schedule and its pipeline of K stages. "
-        "Table 3 has the corrections of late gradients with their memory.",
-        epilog="Tf, Tb, Taux: time of the network's forward pass, its backward pass, an auxiliary network. F, B: a "
-        "stage goes forward, backward. Draw a schedule: python -m fdg_jax.schedule --method ddg. Train: "
+        description="Compares the training methods for K stages. Tables 1 (lockings, auxiliary networks) and 2 (ideal "
+        "time per batch) are those of the paper, computed from the schedule of every method. Table 3 lists the memory "
+        "of the corrections of late gradients.",
+        epilog="Tf, Tb, Taux: times of the network's forward pass, its backward pass, and an auxiliary network. F, B: "
+        "forward and backward pass of a stage. Draw a schedule: python -m fdg_jax.schedule --method ddg. Train: "
         "python -m fdg_jax.experiments.cifar --method ddg.",
     )
     parser.add_argument("--K", type=int, default=3, help="number of stages (default 3)")
     parser.add_argument(
         "--model",
         default="resnet20",
-        help="network whose auxiliary parameters are counted, with 10 classes; cut as the authors do or else "
+        help="network, with 10 classes, whose auxiliary parameters are counted; cut as by the authors, otherwise "
         "balanced (default resnet20)",
     )
-    parser.add_argument("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes an update (default 1)")
-    parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
+    parser.add_argument("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes per update (default 1)")
+    parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: micro-batches of a batch (default 4)")
     try:
         given = parser.parse_args(arguments)
         K, known = given.K, methods.names()
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(f"Table 1: lockings and auxiliary networks (K={K}; {given.model} itself has {network:,} parameters)\n")
     print(f"{table_1(rows)}\n\nTable 2: ideal time per batch and speed-up (K={K})\n\n{table_2(rows)}\n")
-    print("Table 3: corrections (--correct), and their extra memory per late stage in copies of its weights\n")
+    print("Table 3: extra memory of corrections (--correct) for each late stage, in copies of its weights\n")
     print(f"{extra}\n")
     print(notes(rows, K, options))
     return 0

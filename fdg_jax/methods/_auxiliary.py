@@ -228,7 +228,7 @@ def one_hot(labels: Any, classes: int) -> jax.Array:
     if getattr(labels, "ndim", None) != 1 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise BadInput(
             "PredSim and the conditional synthesizer need integer labels [b]; these are "
-            f"{jax.tree.map(jnp.shape, labels)}. Take another head, or a synthesizer that is not conditional."
+            f"{jax.tree.map(jnp.shape, labels)}. Use another aux (dgl), or conditional=False (dni)."
         )
     return jax.nn.one_hot(labels, classes)
 

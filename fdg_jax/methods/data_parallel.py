@@ -49,8 +49,8 @@ class Options:
 
     batch_norm: Literal["local", "sync"] = option(
         "local",
-        "data_parallel: statistics of each replica's own part of the batch (local, as PyTorch's DDP has it) or of the "
-        "whole batch (sync: exactly BP).",
+        "data_parallel: BatchNorm's statistics are of each replica's part of the batch (local, as in PyTorch's DDP) or "
+        "of the whole batch (sync: exactly BP).",
     )
 
 

@@ -30,20 +30,20 @@ class Options:
 
     accumulate: int = option(
         1,
-        "fdg and ddg: update a stage after every M backward passes. Counted in updates, gradients are then less stale: "
-        "about 2(K-k)/M with fdg (this is ADL), (K-k)/M with ddg (PACI, with --weights current). The learning rate "
-        "still follows the batches. 1 is FDG.",
+        "fdg and ddg: update a stage after every M backward passes. The staleness in updates falls to about 2(K-k)/M "
+        "with fdg (called ADL) and (K-k)/M with ddg (called PACI if --weights current). The learning-rate schedule "
+        "still counts batches.",
         metavar="M",
         inside="[1, inf)",
     )
     accumulation: Literal["sum", "mean"] = option(
         "sum",
-        "Whether an update uses the sum of the M gradients (ADL's) or their mean (like one batch M times as large).",
+        "Whether an update uses the sum of the M gradients (as ADL) or their mean (as one batch M times as large).",
     )
     one_version: bool = option(
         False,
-        "ddg: PipeDream-2BW: all M >= K gradients of an update are taken at one version of the weights, the last but "
-        "one, so every stage is late by one update.",
+        "ddg: PipeDream-2BW. All M >= K gradients of an update are taken at the same, last but one version of the "
+        "weights, so every stage is late by one update.",
     )
 
 
@@ -73,7 +73,7 @@ def forward_locked(
     check_accumulation(accumulate, accumulation)
     if one_version and accumulate < K:
         fact = f"one_version with accumulate={accumulate} and K={K}: stage 1's gradients are K-1 backward passes late"
-        raise BadInput(f"{fact}, so M of one version need M >= K. Use --accumulate {K} or more.")
+        raise BadInput(f"{fact}, so one_version needs accumulate >= K. Use --accumulate {K} or more.")
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops = [Op("F", k, t) for k in range(1, K + 1)] + [Op("B", k, t - (K - k)) for k in range(1, K + 1)]
@@ -88,8 +88,8 @@ def forward_locked(
 
 METHOD = Method(
     name="ddg",
-    summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018), which with stashed weights "
-    "is PipeDream: delay K-k, forward-locked",
+    summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018): delay K-k, locked "
+    "forward passes; with stashed weights it is PipeDream",
     schedule=forward_locked,
     options=Options,
     takes=("beta", "weights"),

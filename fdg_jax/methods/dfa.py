@@ -65,7 +65,7 @@ class DirectFeedbackStage(Stage):
         if spec.last:
             return with_error(spec), state
         if not (isinstance(spec.y, jax.ShapeDtypeStruct) and isinstance(spec.outputs, jax.ShapeDtypeStruct)):
-            raise BadInput(f"method dfa projects one array of errors to one of activations; stage k={spec.k} has more.")
+            raise BadInput(f"method dfa needs one array of errors and one of activations; stage k={spec.k} has more.")
         first = kept_axes(spec)
         errors, size = int(np.prod(spec.outputs.shape[first:])), int(np.prod(spec.y.shape[first:]))
         # With variance 1 / size, a cotangent has about the same norm as the error.

@@ -43,8 +43,8 @@ class Options:
 
     aux: Literal["mlp-sr", "linear", "predsim"] = option(
         "mlp-sr",
-        "dgl: the auxiliary network of stages 1 to K-1. mlp-sr is DGL's MLP-SR-aux; linear a local linear classifier; "
-        "predsim adds similarity matching to it (Nokland and Eidnes).",
+        "dgl: the auxiliary network of stages 1 to K-1. mlp-sr is DGL's MLP-SR-aux; linear is a linear classifier; "
+        "predsim is linear with similarity matching (Nokland and Eidnes).",
     )
 
 

@@ -45,7 +45,7 @@ class Options:
     """DNI's options."""
 
     conditional: bool = option(
-        True, "dni: synthesizers get the labels (conditional DNI). --no-conditional: they do not."
+        True, "dni: synthesizers also get the labels (conditional DNI)."
     )
 
 
@@ -121,7 +121,7 @@ class SyntheticGradientStage(Stage):
         if spec.last:
             return functions, state
         if not (isinstance(spec.outputs, jax.ShapeDtypeStruct) and isinstance(spec.y, jax.ShapeDtypeStruct)):
-            raise BadInput(f"method dni guesses the gradient of one array; stage k={spec.k} or {spec.K} gives several.")
+            raise BadInput(f"method dni predicts the gradient of one array, but stage k={spec.k} or {spec.K} has more.")
         module = Synthesizer(spec.outputs.shape[-1], spec.options["conditional"])
         init = programs.jit(lambda key: module.init(key, *zeros((spec.y, spec.labels)), False))
         params, extra = split_variables(init(spec.key))

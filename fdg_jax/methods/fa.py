@@ -28,7 +28,7 @@ class FeedbackStage(Stage):
     def make(self, spec: Spec):
         """The stage's functions, and fixed random weights for the backward pass."""
         if not jax_internals.strippable():
-            raise BadInput(f"method fa puts other weights into VJP closures; JAX {jax.__version__} does not allow it.")
+            raise BadInput(f"method fa must replace weights in VJP closures; JAX {jax.__version__} does not allow it.")
         functions, state = super().make(spec)
         example = spec.compute.precision.example
         variables = programs.jit(lambda key: init_variables(spec.module, key, example(zeros(spec.x))))(spec.key)

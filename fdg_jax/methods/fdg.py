@@ -33,20 +33,20 @@ class Options:
 
     order: Literal["backward-first", "forward-first"] = option(
         "backward-first",
-        "What a stage does first in an iteration. backward-first is Algorithm I and the "
-        "experiments (staleness 2(K-k)-1 updates); forward-first is Figure 1 and the theorem (2(K-k)).",
+        "What a stage does first at a tick. backward-first: as the paper's Algorithm I and "
+        "experiments (staleness 2(K-k)-1 updates); forward-first: as its Figure 1 and theorem (2(K-k)).",
     )
     accumulate: int = option(
         1,
-        "fdg and ddg: update a stage after every M backward passes. Counted in updates, gradients are then less stale: "
-        "about 2(K-k)/M with fdg (this is ADL), (K-k)/M with ddg (PACI, with --weights current). The learning rate "
-        "still follows the batches. 1 is FDG.",
+        "fdg and ddg: update a stage after every M backward passes. The staleness in updates falls to about 2(K-k)/M "
+        "with fdg (called ADL) and (K-k)/M with ddg (called PACI if --weights current). The learning-rate schedule "
+        "still counts batches.",
         metavar="M",
         inside="[1, inf)",
     )
     accumulation: Literal["sum", "mean"] = option(
         "sum",
-        "Whether an update uses the sum of the M gradients (ADL's) or their mean (like one batch M times as large).",
+        "Whether an update uses the sum of the M gradients (as ADL) or their mean (as one batch M times as large).",
     )
 
 

@@ -23,7 +23,7 @@ class Options:
 
     micro_batches: int = option(
         4,
-        "gpipe: number of parts M of a batch. Stages idle for (K-1)/(M+K-1) of the time; BatchNorm sees one part.",
+        "gpipe: number M of micro-batches in a batch. Stages idle (K-1)/(M+K-1) of the time. BatchNorm sees one part.",
         metavar="M",
         inside="[1, inf)",
         use="1 (plain BP) or more, e.g. 4 K",
@@ -45,7 +45,7 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
     check_K(K)
     M = micro_batches
     if not isinstance(M, int) or M < 1:
-        raise BadInput(f"micro_batches={M!r}: a batch is a whole number of them. Use 1 (plain BP) or more, e.g. 4 K.")
+        raise BadInput(f"micro_batches={M!r} must be a whole number. Use 1 (plain BP) or more, e.g. 4 K.")
 
     def tick(t: int, last: int | None = None) -> Tick:
         parts, stages = range((t - 1) * M + 1, t * M + 1), range(1, K + 1)

@@ -98,7 +98,7 @@ class Method(NamedTuple):
         """
         way_out = "Leave it out"
         if name == "beta" and self.is_late():
-            way_out += f", or add {said('correct', 'shrink')}, which takes it with this method"
+            way_out += f", or add {said('correct', 'shrink')}, which has this option"
         way_out += f", or {otherwise}" if otherwise else ""
         fact = f"{said(name, value)}: method {self.name} has no such option (it has: {named(self.answers_to)})"
         return BadInput(f"{fact}.{did_you_mean(name, {*self.answers_to, *KEYWORDS})} {way_out}.")

@@ -24,7 +24,7 @@ class Options:
 
     scale: float = option(
         1.0,
-        "scaled_bp: the gradient of stage k is multiplied by scale^(K-k), as by FDG's beta, but no gradient is late. "
+        "scaled_bp: multiply the gradient of stage k by scale^(K-k), as beta does in FDG, but without late gradients. "
         "In (0, 1]; 1 is BP.",
         metavar="FACTOR",
         inside="(0, 1]",

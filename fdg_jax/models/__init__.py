@@ -181,7 +181,7 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
     if not listed or not made or not all(isinstance(block, nn.Module) for block in made):
         kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in made)) if listed else ""
         gives = f"a list of {kinds or 'nothing'}" if listed else f"a {type(made).__name__}"
-        fact = f"{file}: blocks() of {name} gives {gives} where a list of Flax (linen) modules is needed"
+        fact = f"{file}: blocks() of {name} gives {gives}, not a list of Flax linen modules"
         raise BadInput(f"{fact}. Return [Stem(), ..., Head(classes)].")
     return list(made)
 

@@ -71,29 +71,29 @@ class Options:
 
     dropout: float = option(
         0.0,
-        "Transformers: the share of activations that dropout drops, after the embedding and in every branch.",
+        "Transformers: dropout rate, after the embedding and in every residual branch.",
         inside="[0, 1)",
     )
     positions: Literal["rotary", "learned"] = option(
         "rotary",
-        "Transformers: how tokens know their positions. rotary turns queries and keys; learned adds a vector for each "
-        "place in a block.",
+        "Transformers: how positions are encoded. rotary: queries and keys are rotated; learned: a learned vector for "
+        "each position is added.",
     )
     tied: bool = option(
-        False, "Transformers: use the embedding's table in the head as well. It then passes through all stages."
+        False, "Transformers: the head uses the embedding's weights, which are then sent through all stages."
     )
     heads: int | None = option(
         None, "Transformers: attention heads.", metavar="N", inside="[1, inf)", shown="of 32 channels each"
     )
     kv_heads: int | None = option(
-        None, "Transformers: heads of keys and values; several heads of queries then share one.", metavar="N",
+        None, "Transformers: heads of keys and values, each shared by several query heads.", metavar="N",
         inside="[1, inf)", shown="as many as --heads",
     )  # fmt: skip
-    norm: Literal["rms", "layer"] = option("rms", "Transformers: root-mean-square norms or layer norms.")
-    biases: bool = option(False, "Transformers: add biases in matrices and layer norms.")
+    norm: Literal["rms", "layer"] = option("rms", "Transformers: RMSNorm or LayerNorm.")
+    biases: bool = option(False, "Transformers: biases in linear layers and LayerNorms.")
     mlp: Literal["gelu", "relu", "swiglu"] = option(
-        "gelu", "Transformers: what lies between the two matrices of a layer. swiglu has a third matrix, and all three "
-        "are smaller, so that the layer is as large."
+        "gelu", "Transformers: the activation function of the MLP. swiglu has three smaller matrices, so that the "
+        "MLP has as many parameters."
     )
     qk_norm: bool = option(False, "Transformers: normalise the queries and keys of every head.")
 
@@ -185,11 +185,11 @@ def blocks(classes: int, *, layers: int, width: int, **options: Any) -> list[nn.
     o = Options(**options)
     heads = o.heads or width // HEAD
     if width % heads or (o.positions == "rotary" and width // heads % 2):
-        fact = f"{said('heads', heads)}: a width of {width} cannot be cut into so many equal heads"
+        fact = f"{said('heads', heads)}: a width of {width} cannot be divided into so many equal heads"
         even = ", each of an even width for rotary positions" if o.positions == "rotary" else ""
         raise BadInput(f"{fact}{even}. Use {width // HEAD}, say.")
     if o.kv_heads and heads % o.kv_heads:
-        fact = f"{said('kv_heads', o.kv_heads)}: {heads} heads cannot share so many evenly"
+        fact = f"{said('kv_heads', o.kv_heads)}: {heads} query heads cannot share so many evenly"
         raise BadInput(f"{fact}. Use a divisor of {heads}.")
     inner = [Layer(o, heads, (2 * layers) ** 0.5) for _ in range(layers)]
     return [Embedding(classes, width, o), *inner, Head(classes, o)]

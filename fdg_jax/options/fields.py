@@ -29,7 +29,9 @@ KEYWORDS = {
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
     *("variables", "split", "K", "gradient_norms", "ema", "axis_rules"),
 }
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
+WORDS = {
+    int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "an object",
+}  # fmt: skip
 LONGEST = 2**16  # characters of a text; a note may name several files
 LARGEST = 2**53  # the largest whole number that JSON keeps exactly in every language
 AS_FLAGS: ContextVar[bool] = ContextVar("AS_FLAGS", default=False)
@@ -92,7 +94,7 @@ def of_class(options: type | None, where: str, taken: Collection[str] = frozense
     if options is None:
         return {}
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
-        raise BadInput(f"{where} is no dataclass. Write @dataclasses.dataclass(frozen=True) above the class.")
+        raise BadInput(f"{where} is not a dataclass. Write @dataclasses.dataclass(frozen=True) above the class.")
     kinds, found = typing.get_type_hints(options), {}
     for field in dataclasses.fields(options):
         name, kind, who = field.name, kinds[field.name], f"{where}.{field.name}"
@@ -104,8 +106,8 @@ def of_class(options: type | None, where: str, taken: Collection[str] = frozense
             fact = f"{who} is of a type that an option cannot have"
             raise BadInput(f"{fact}. Use bool, int, float, str or Literal with texts.")
         if not fits(field.default, kind):
-            fact = f"{who} has the default {field.default!r}, which is no {described(kind)}"
-            raise BadInput(f"{fact}. Give one of its own type.")
+            fact = f"{who} has the default {field.default!r}, not {described(kind)}"
+            raise BadInput(f"{fact}. Give a default of the option's type.")
         found[name] = Option(name, kind, field.default, **field.metadata)
     return found
 
@@ -135,14 +137,14 @@ def checked(option: Option, value: Any) -> Any:
         if several := choices(kind):
             use = " or ".join([f"{default} (the default)", *(each for each in several if each != default)])
             raise BadInput(f"{said(name, value)} is not known. Use {use}.")
-        raise BadInput(f"{said(name, value)} is no {described(kind)}. Use {default!r}, say, which is the default.")
+        raise BadInput(f"{said(name, value)} is not {described(kind)}. The default is {default!r}.")
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     value = float(value) if float in parts(kind) else int(value)  # type: ignore[arg-type]
     if isinstance(value, int) and not -LARGEST < value < LARGEST:
-        raise BadInput(f"{said(name, value)}: whole numbers must be below {LARGEST:,}. Use a smaller one.")
+        raise BadInput(f"{said(name, value)}: whole numbers must be below {LARGEST:,}. Use a smaller number.")
     if option.inside and not lies(value, option.inside):
-        use = option.use or ("another number, or leave it out" if default is None else written(default))
+        use = option.use or ("another number, or leave the option out" if default is None else written(default))
         raise BadInput(f"{said(name, value)}: it {in_words(option.inside)}. Use {use}.")
     return value
 
@@ -210,12 +212,12 @@ def from_word(word: str, kind: Any) -> Any:
         return None
     if several := choices(kinds[0]):
         if word not in several:
-            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(map(repr, several))}")
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(map(repr, several))}")
         return word
     for one in kinds:
         with contextlib.suppress(ValueError):
             return one(word)
-    raise argparse.ArgumentTypeError(f"{word!r} is not a {WORDS[kinds[0]]}")
+    raise argparse.ArgumentTypeError(f"{word!r} is not {WORDS[kinds[0]]}")
 
 
 # Options in messages and on command lines

@@ -83,7 +83,7 @@ class Folder(NamedTuple):
         except Exception as error:  # whatever the file does
             del sys.modules[module]
             fact = f"{file.path} cannot be executed: {type(error).__name__}: {sentence(error)}"
-            raise BadInput(f"{fact} Mend it.") from error
+            raise BadInput(f"{fact} Correct the file.") from error
         OWN[module] = file
 
     def leave(self, name: str) -> None:
@@ -96,7 +96,7 @@ class Folder(NamedTuple):
         try:
             return import_module(f"{self.package}.{name}")
         except Exception as error:  # importing a file may raise anything
-            way_out = "Mend it, or move it out of that folder."
+            way_out = "Correct the file, or move it out of that folder."
             raise BadInput(f"{self.shown(name)} cannot be imported: {sentence(error)} {way_out}") from error
 
     def find(self, name: Any) -> Any:

@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
     def _left_over(self, word: str) -> str:
         """The message about a word that belongs to no flag."""
         if not word.startswith("-") or NUMBER.match(word):
-            return f"{word!r} belongs to no flag. Write --flag value; --help lists the flags."
+            return f"{word!r} does not follow a flag. Write --flag value; --help lists the flags."
         written = word.partition("=")[0]
         hint = did_you_mean("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions)
-        return f"{written} is no flag of this command.{hint or ' --help lists the flags.'}"
+        return f"{written} is not a flag of this command.{hint or ' --help lists the flags.'}"

@@ -22,12 +22,12 @@ from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
 
 NOTES = (
-    "With several seeds, a number is the median (lowest to highest). Differences are taken seed by seed: the mean and "
-    "Student's 95% interval. With one seed, a difference may be chance.",
+    "With several seeds, a cell has the median (lowest to highest). Differences are taken between runs of the same "
+    "seed; shown are their mean and Student's 95% interval. With one seed, a difference may be chance.",
     "Speeds can be compared only if the machine and its other load were the same.",
 )
 OTHER_DATA = "The data sets differ, so the errors cannot be compared."
-OTHER_LENGTH = "The numbers of batches differ: compare the curves, not the final numbers."
+OTHER_LENGTH = "The runs have different numbers of batches: compare the curves, not the final numbers."
 ALWAYS = ("method", "K", "model", "dataset", "epochs", "batch_size", "learning_rate")  # always among the common options
 
 
@@ -85,11 +85,11 @@ def columns(runs: Sequence[Result]) -> list[Column]:
         Column("lowest", lowest, "{:.2f}".format),
         Column("bits per byte", final("test_bits_per_byte"), "{:.3f}".format),
         Column("training loss", final("train_loss"), "{:.4f}".format),
-        Column("% of its fall in the last tenth", last_tenth, "{:z.0f}".format),
+        Column("% of the loss's fall in the last tenth", last_tenth, "{:z.0f}".format),
         Column(f"{counted}/s", final(f"{counted}_per_second"), "{:,.0f}".format),
-        Column("time of training alone", seconds, clock),
-        Column("updates late, at most", lambda run: max(run.final.get("staleness") or [], default=None), "{:g}".format),
-        Column("MB of a stage, at most", lambda run: max(run.memory_bytes, default=0) / 1e6 or None, "{:,.0f}".format),
+        Column("training time", seconds, clock),
+        Column("largest staleness", lambda run: max(run.final.get("staleness") or [], default=None), "{:g}".format),
+        Column("MB, largest stage", lambda run: max(run.memory_bytes, default=0) / 1e6 or None, "{:,.0f}".format),
     ]
     return [column for column in all_columns if any(column.of(run) is not None for run in runs)]
 

@@ -111,27 +111,27 @@ def cards(config: Mapping[str, Any], train: Events, test: Events, summary: Mappi
     """The most important numbers of the run, as (label, number)."""
     newest = summary or (train[-1] if train else {})
     speed, moved = newest.get(f"{unit(newest)}_per_second"), movement([event["train_loss"] for event in train])
-    shown = [("test error, last", f"{test[-1]['test_error_percent']:.2f}%" if test else "–")]
+    shown = [("last test error", f"{test[-1]['test_error_percent']:.2f}%" if test else "–")]
     if test:
         best = min(test, key=lambda event: event["test_error_percent"])
-        shown.append((f"test error, lowest: epoch {best['epoch']:g}", f"{best['test_error_percent']:.2f}%"))
+        shown.append((f"lowest test error, at epoch {best['epoch']:g}", f"{best['test_error_percent']:.2f}%"))
         if unit(newest) == "tokens" and test[-1].get("test_loss") is not None:
-            shown.append(("test loss, last, nats per token", f"{test[-1]['test_loss']:.4f}"))
+            shown.append(("last test loss, nats per token", f"{test[-1]['test_loss']:.4f}"))
         if test[-1].get("test_bits_per_byte") is not None:
-            shown.append(("bits per byte, last", f"{test[-1]['test_bits_per_byte']:.3f}"))
+            shown.append(("last bits per byte of the test text", f"{test[-1]['test_bits_per_byte']:.3f}"))
     if classes := (config.get("inputs") or {}).get("classes") if not config.get("block_size") else None:
-        shown.append((f"test error of guessing one of {classes} classes", f"{100 - 100 / classes:.1f}%"))
+        shown.append((f"test error of guessing among {classes} classes", f"{100 - 100 / classes:.1f}%"))
     loss = summary.get("train_loss") or (train[-1]["train_loss"] if train else None)
     shown.append(("training loss", "–" if loss is None else f"{loss:.4f}"))
     if moved:
-        shown.append(("training loss, first line to mean of the last tenth", f"{moved.first:.4g} → {moved.last:.4g}"))
+        shown.append(("training loss: first line, and mean of the last tenth", f"{moved.first:.4g} → {moved.last:.4g}"))
         if moved.percent is not None:
-            shown.append(("share of the loss's fall in the last tenth of the run", f"{moved.percent:z.0f}%"))
+            shown.append(("of the loss's fall lies in the last tenth of the run", f"{moved.percent:z.0f}%"))
     shown.append((f"{unit(newest)} a second", f"{speed:,.0f}" if speed else "–"))
     if summary.get("mfu_percent") is not None:
-        shown.append((f"MFU, of {summary['mfu_of']}", f"{summary['mfu_percent']:.1f}%"))
+        shown.append((f"model FLOPs utilization (MFU), of {summary['mfu_of']}", f"{summary['mfu_percent']:.1f}%"))
     if summary:
-        shown.append(("whole time, with compiling and evaluating", clock(summary["seconds"])))
+        shown.append(("total time, with compiling and evaluating", clock(summary["seconds"])))
     return shown
 
 
@@ -161,7 +161,7 @@ def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[
 @output.command
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    about = "Writes report.html and curves.png of a run again, from the other files of its directory."
+    about = "Writes a run's report.html and curves.png anew from the other files in its directory."
     parser = Parser(prog="python -m fdg_jax.experiments.report", description=about)
     parser.add_argument("run", type=Path, metavar="RUN-DIRECTORY", help="The directory of a run, finished or not.")
     parser.add_argument("--trust-code", action="store_true", help=OF_START["trust_code"].help)

@@ -64,11 +64,11 @@ def read(path: Path) -> list[Result]:
     """The runs in a run directory or a results file. Raises BadInput if the path is neither."""
     if path.is_dir():
         if not there(path / CONFIG):
-            raise BadInput(f"{path} has no {CONFIG}: it is no run directory. Name run directories or *.jsonl files.")
+            raise BadInput(f"{path} has no {CONFIG}, so it is no run directory. Name run directories or *.jsonl files.")
         return [of_directory(path)]
     if path.suffix == ".jsonl":
         return of_file(path)
-    raise BadInput(f"{path} is no directory and no *.jsonl file. Name run directories or experiments/results/*.jsonl.")
+    raise BadInput(f"{path} is neither a directory nor a *.jsonl file. Name run directories or files of results.")
 
 
 def of_directory(path: Path) -> Result:
@@ -160,10 +160,10 @@ def of_file(path: Path) -> list[Result]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
-        fact = f"{path}, line {len(found) + 1} is no result of a training run: {sentence(error)}"
-        raise BadInput(f"{fact} Files that python -m experiments collects have one in each line.") from None
+        fact = f"{path}, line {len(found) + 1} is not the result of a training run: {sentence(error)}"
+        raise BadInput(f"{fact} Files written by python -m experiments have one result in each line.") from None
     if not found:
-        raise BadInput(f"{path} is empty. Name a file with a result in each line.")
+        raise BadInput(f"{path} is empty. Name a file with one result in each line.")
     return found
 
 

@@ -43,7 +43,7 @@ def resumes(path: Path) -> bool:
     left = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if there(path / name)]
     if left:
         fact = f"--resume auto: {path} has {' and '.join(left)} but no {CONFIG}, so no run can be resumed"
-        raise BadInput(f"{fact}. Put {CONFIG} back, delete the directory, or choose another --run-dir.")
+        raise BadInput(f"{fact}. Restore {CONFIG}, delete the directory, or choose another --run-dir.")
     return False
 
 
@@ -61,7 +61,7 @@ def check_place(path: Path) -> None:
     try:
         str(path).encode()  # config.json stores the path as text
         if not stat.S_ISDIR(path.stat().st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a directory")
+            raise NotADirectoryError(errno.ENOTDIR, "this is a file, not a directory")
     except FileNotFoundError:
         pass
     except (OSError, UnicodeEncodeError) as error:
@@ -71,10 +71,10 @@ def check_place(path: Path) -> None:
 def check_content(path: Path, resume: bool) -> None:
     """Raises BadInput if there is no run to resume, or if a new run would replace another run."""
     if resume and not there(path / CONFIG):
-        fact = f"--resume: {path} holds no run ({CONFIG} is not there)"
-        raise BadInput(f"{fact}. Leave --resume out to start one. --resume auto resumes or starts one.")
+        fact = f"--resume: {path} holds no run ({CONFIG} is missing)"
+        raise BadInput(f"{fact}. Leave --resume out to start a run. --resume auto resumes or starts a run.")
     if not resume and path.is_dir() and holds_run(path):
-        way_out = "Add --resume to go on with it, choose another --run-dir, or delete it"
+        way_out = "Add --resume to go on with this run, choose another --run-dir, or delete the directory"
         raise BadInput(f"{path} already holds a run. {way_out}.")
 
 
@@ -163,10 +163,10 @@ def made_and_locked(path: Path, new: bool) -> int:
             except BlockingIOError:
                 os.close(handle)
                 fact = f"another process is writing the run in {path}"
-                raise BadInput(f"{fact}. Wait for it, or stop it first.") from None
+                raise BadInput(f"{fact}. Wait until that process ends, or stop it.") from None
             except OSError:  # a file system without locks
                 pass
             if durable.is_same_folder(path, os.fstat(handle)):
                 return handle
             os.close(handle)  # another process has replaced the folder in the meantime
-    raise OSError(errno.EAGAIN, "other processes remove it and make it again all the time")
+    raise OSError(errno.EAGAIN, "other processes keep removing and creating this directory")

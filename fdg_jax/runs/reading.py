@@ -51,16 +51,16 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     check(path, {**found, **found["asked"]}, kinds, way_out)
     check(path, found, CONFIG_MAY_HAVE, way_out, absent=None)
     for stage in found.get("stages") or []:
-        check(path, stage, OF_STAGE, "Take the key stages out of the file.", absent=None)
+        check(path, stage, OF_STAGE, "Remove the key stages from the file.", absent=None)
         if stage.get("memory_bytes"):
-            check(path, stage["memory_bytes"], {"total": int}, "Take the key stages out of the file.")
+            check(path, stage["memory_bytes"], {"total": int}, "Remove the key stages from the file.")
     own_files.check(path, found.get(own_files.CODE) or {})
     check(path, found.get("inputs") or {}, {"classes": int | None}, way_out, absent=None)
     settings = found.get("jax_settings") or {}
     known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
     check(path, settings, known, way_out)
     if not 1 <= (found.get("cpu_devices") or 1) <= MOST_DEVICES:
-        fact = f"{path}: cpu_devices is {found['cpu_devices']}, which no machine has. The file is damaged"
+        fact = f"{path}: cpu_devices is {found['cpu_devices']}, more than any machine has. The file is damaged"
         raise BadInput(f"{fact}. {way_out}")
     return found
 
@@ -83,7 +83,7 @@ def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
 def summary(run: Path) -> dict[str, Any]:
     """summary.json with the entries of SUMMARY_NEEDS. Raises BadInput."""
     found = read_json(run / SUMMARY)
-    check_summary(run / SUMMARY, found, "Delete it and resume the run, which writes it again.")
+    check_summary(run / SUMMARY, found, "Delete the file and resume the run, which writes it anew.")
     return found
 
 
@@ -114,7 +114,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 def refuse_less(steps: int, done: int) -> None:
     """Raises BadInput if a run is to end before its current batch."""
     if done > steps:
-        raise BadInput(f"--steps {steps}: the run is at batch {done} already. Give more steps, or leave --steps out.")
+        raise BadInput(f"--steps {steps}: the run is already at batch {done}. Give more, or leave --steps out.")
 
 
 MISSING = object()
@@ -127,13 +127,13 @@ def check(
     for name, kind in needed.items():
         value = found.get(name, absent)
         if value is MISSING:
-            raise BadInput(f"{path} lacks {name!r}. It is damaged or of another version. {way_out}")
+            raise BadInput(f"{path} lacks {name!r}. The file is damaged or of another version. {way_out}")
         if not fits(value, kind):
-            fact = f"{path}: {name} is {shown(value)}, which is no {described(kind)}"
+            fact = f"{path}: {name} is {shown(value)}, not {described(kind)}"
             raise BadInput(f"{fact}. The file is damaged. {way_out}")
         for each in value if name in ELEMENTS and isinstance(value, list) else ():
             if not fits(each, ELEMENTS[name]):
-                fact = f"{path}: {name} has {shown(each)}, which is no {described(ELEMENTS[name])}"
+                fact = f"{path}: {name} has {shown(each)}, not {described(ELEMENTS[name])}"
                 raise BadInput(f"{fact}. The file is damaged. {way_out}")
 
 
@@ -158,7 +158,7 @@ def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple
             values[name] = now
         elif name in given and now not in (used, before.get(name, used)):
             fact = f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}"
-            new = "start a new run in another --run-dir (--init-from gives it the weights of this one)"
+            new = "start a new run in another --run-dir (--init-from takes over this run's weights)"
             raise BadInput(f"{fact}. Leave {spelled(name)} out, or {new}.")
     return Config(**values), stored
 

@@ -40,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = strict_json.read(path)
     except FileNotFoundError:
-        raise BadInput(f"{path} is not there.") from None
+        raise BadInput(f"{path} does not exist.") from None
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
@@ -64,11 +64,11 @@ def there(path: Path) -> bool:
 def not_written(path: Path, error: OSError) -> str:
     """The message if the disk is full or the run directory is gone. Raises any other error."""
     if not path.is_dir():
-        fact = f"error: the run directory {path} is gone"
-        return f"{fact}. It was deleted or renamed while the run went on."
+        fact = f"error: the run directory {path} does not exist any more"
+        return f"{fact}. It was deleted or renamed during the run."
     if not durable.is_disk_full(error):
         raise error
-    fact = f"error: {path} cannot be written: {error.strerror}. What was saved there stays"
+    fact = f"error: {path} cannot be written: {error.strerror}. Files saved earlier are kept"
     return f"{fact}. Make room on the disk, then go on with --resume."
 
 

@@ -205,7 +205,7 @@ class Trackers:
 def say_lost(name: str, error: Exception) -> None:
     """Warns that a tracker gets no more points."""
     fact = f"the curves in {name} end here: {reason(error)}"
-    print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
+    print(f"WARNING: {fact}. metrics.jsonl still gets all curves.", file=sys.stderr, flush=True)
 
 
 NO_TRACKERS = Trackers({})
@@ -242,8 +242,8 @@ def check(track: str | None) -> None:
     """Raises BadInput for an unknown tracker, or a tracker whose client is not installed."""
     for name in asked(track):
         if name not in CLIENTS:
-            hint = did_you_mean(name, CLIENTS) or f" There are {', '.join(CLIENTS)}, and {OFF}."
-            raise BadInput(f"--track {track}: {name!r} is no tracker.{hint}")
+            hint = did_you_mean(name, CLIENTS) or f" Known are {', '.join(CLIENTS)}, and {OFF}."
+            raise BadInput(f"--track {track}: {name!r} is not a tracker.{hint}")
         if not installed(name):
             fact = f"--track {track}: {name} is not installed here"
             raise BadInput(f"{fact}. Install it with {python_command()} -m pip install {name}")
@@ -266,7 +266,7 @@ def opened(track: str | None, run: Path, config: Mapping[str, Any], resumed: boo
         except Exception as error:
             Trackers(clients).finish(run, code=2)
             fact = f"--track {name}: its client could not begin a run: {reason(error)}"
-            raise BadInput(f"{fact}. Configure it in its own way, or leave it out (--track {OFF}).") from None
+            raise BadInput(f"{fact}. Set {name} up as its manual says, or use --track {OFF}.") from None
     found = Trackers(clients, newest)
     if clients or ids:
         found.write(run)
@@ -279,11 +279,11 @@ def before(run: Path) -> tuple[dict[str, str], dict[str, int]]:
     try:
         found = read_json(run / TRACKING) if (run / TRACKING).exists() else {}
     except BadInput as error:
-        print(f"warning: {error} The run begins anew in its trackers.", file=sys.stderr, flush=True)
+        print(f"warning: {error} The run gets a new entry in its trackers.", file=sys.stderr, flush=True)
         return {}, {}
     ids = {name: id for name, id in found.items() if name in CLIENTS and isinstance(id, str)}
     for name in [name for name in ids if not installed(name)]:
-        print(f"warning: {name} is not installed here any more, so its curves end.", file=sys.stderr, flush=True)
+        print(f"warning: {name} is not installed any more, so it gets no more curves.", file=sys.stderr, flush=True)
         del ids[name]
     # metrics.jsonl has the points of the last session, tracking.json those of earlier sessions.
     points = {f"{name}/{kind}": step for name in ids for kind, step in newest_points(run).items()}

@@ -24,23 +24,23 @@ def parser() -> Parser:
     """The parser of the command line."""
     made = Parser(
         prog="python -m fdg_jax.schedule",
-        description="Show a method's schedule: which stage runs forward (F) and backward (B) on which batch at tick t, "
-        "and which weights each gradient belongs to. As text, unless a file is asked for.",
+        description="Shows a method's schedule: which stage runs forward (F) and backward (B) on which batch at each "
+        "tick, and at which weights each gradient is computed. Prints text, unless a file is asked for.",
     )
     add = made.add_argument
     add("--K", type=int, default=3, help="number of stages (default 3)")
     add("--method", default="fdg", help="fdg, bp or any file of fdg_jax/methods (default fdg)")
     add("--ticks", type=int, help="ticks to draw (default: until the pipeline is full)")
     add("--order", help="fdg: backward-first (the paper's, default) or forward-first")
-    add("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes an update (ADL, PACI; default 1)")
-    add("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
+    add("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes per update (ADL, PACI; default 1)")
+    add("--micro-batches", type=int, metavar="M", help="gpipe: micro-batches of a batch (default 4)")
     add("--html", type=output.file_named(".html", ".htm"), metavar="FILE",
-        help="write the explorer, a page that needs no network: every method, K up to 8, times, weight versions, where "
-        "late gradients become unstable")  # fmt: skip
-    add("--open", action="store_true", help="show the explorer in the browser (without --html in a temporary file)")
+        help="write the explorer, an offline page: every method, K up to 8, times, versions of the weights, and the "
+        "learning rates at which late gradients become unstable")  # fmt: skip
+    add("--open", action="store_true", help="open the explorer in the browser (without --html, from a temporary file)")
     add("--measured", type=Path, metavar="FILE", help="timeline.json of benchmarks.timeline, for the explorer")
     add("--svg", type=output.file_named(".svg"), metavar="FILE", help="write the schedule as a picture")
-    add("--trace", type=output.file_named(".json"), metavar="FILE", help="write it as a trace for ui.perfetto.dev")
+    add("--trace", type=output.file_named(".json"), metavar="FILE", help="write a trace for ui.perfetto.dev")
     return made
 
 
@@ -70,7 +70,7 @@ def check_size(given: argparse.Namespace) -> None:
         value = getattr(given, name)
         if value is not None and value > most:
             flag = f"--{name.replace('_', '-')}"
-            raise BadInput(f"{flag} {value}: nobody could read that drawing. Use {flag} {most} or less.")
+            raise BadInput(f"{flag} {value}: such a drawing would be unreadable. Use {flag} {most} or less.")
 
 
 def answer(given: argparse.Namespace) -> None:
@@ -83,7 +83,7 @@ def answer(given: argparse.Namespace) -> None:
     if given.measured is not None and not wants_page:
         raise BadInput("--measured belongs to the explorer. Add --html FILE or --open.")
     if given.ticks is not None and wants_page:
-        raise BadInput(f"--ticks {given.ticks}: the explorer chooses its own. Leave out --ticks, or --html and --open.")
+        raise BadInput(f"--ticks {given.ticks}: the explorer ignores it. Leave out --ticks, or --html and --open.")
     if wants_page:
         open_with(given, method, options)
     if given.svg is not None or given.trace is not None:
@@ -103,7 +103,7 @@ def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, A
     file = given.html or Path(tempfile.mkdtemp(prefix="fdg_jax-")) / "explorer.html"
     output.write_file("--html", file, content)
     if given.open and not webbrowser.open(file.resolve().as_uri()):
-        print(f"No browser was found. Open {file} in one.")
+        print(f"No browser was found. Open {file} yourself.")
 
 
 def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options: Mapping[str, Any]) -> None:

@@ -159,7 +159,7 @@ def check_K(K: int) -> None:
 def check_accumulation(accumulate: int, accumulation: str) -> None:
     """Raises BadInput if `accumulate` is below 1, or if `accumulation` is not known."""
     if not isinstance(accumulate, int) or accumulate < 1:
-        raise BadInput(f"accumulate={accumulate!r}: an update takes a whole number of backward passes. Use 1 or more.")
+        raise BadInput(f"accumulate={accumulate!r}: an update needs a whole number of backward passes. Use 1 or more.")
     if accumulation not in ("sum", "mean"):
         raise BadInput(f"accumulation={accumulation!r} is not known. Use sum (ADL's) or mean.")
 

@@ -92,7 +92,7 @@ class Machine(NamedTuple):
             BadInput: R and gradients have different lengths.
         """
         if len(R) != len(gradients):
-            raise BadInput(f"{len(R)} numbers of devices for K={len(gradients)} stages: give one for each stage.")
+            raise BadInput(f"{len(R)} numbers of devices for K={len(gradients)} stages: give a number for each stage.")
 
         def seconds(kind: str, k: int) -> Number:
             r, taken = R[k - 1], self.seconds(kind, k)
@@ -115,9 +115,9 @@ def check_machine(machine: Machine, K: int) -> None:
     links = [machine.link] if isinstance(machine.link, Link) else machine.link
     for link in links:
         if not (link.latency_seconds >= 0 and link.seconds_per_byte >= 0):
-            raise BadInput(f"link of {link[0]} s and {link[1]} s a byte: neither can be negative.")
+            raise BadInput(f"link of {link[0]} s and {link[1]} s a byte: use numbers of 0 or more.")
     if not isinstance(machine.link, Link) and len(links) != K - 1:
-        raise BadInput(f"{len(links)} links for K={K} stages: give one for all, or the {K - 1} between neighbours.")
+        raise BadInput(f"{len(links)} links for K={K} stages: give one link for all, or {K - 1} between neighbours.")
     if len(machine.processes) not in (0, K):
         fact = f"processes has {len(machine.processes)} entries for K={K} stages"
         raise BadInput(f"{fact}: give the process of each stage, or () for one process.")
@@ -126,4 +126,4 @@ def check_machine(machine: Machine, K: int) -> None:
             if not machine.seconds(kind, k) >= 0:
                 raise BadInput(f"{kind} of stage k={k} takes {machine.seconds(kind, k)} s: give 0 or more.")
     if machine.cores is not None and machine.cores < 1:
-        raise BadInput(f"cores={machine.cores}: a machine has 1 or more.")
+        raise BadInput(f"cores={machine.cores}: give 1 or more.")

@@ -72,7 +72,7 @@ def steady_tick(schedule: Schedule) -> Tick:
     t = 4 * schedule.K + 2
     tick, following = schedule.tick(t, None), schedule.tick(t + 1, None)
     if following != tuple(op._replace(batch=op.batch + schedule.micro_batches) for op in tick):
-        raise ScheduleError(f"{schedule.name}: ticks {t} and {t + 1} differ, so there is no one time per batch.")
+        raise ScheduleError(f"{schedule.name}: ticks {t} and {t + 1} differ, so the time per batch is not constant.")
     return tick
 
 
@@ -148,7 +148,7 @@ def free_time(schedule: Schedule, cost: Cost, lengths: Time = LENGTHS) -> Time:
     a, b, c = ({op.k: ended[op] for op in ticks[t - 1]} for t in at)  # when each stage has finished a tick
     earlier, later = ([y[k].growth(x[k], window) for k in sorted(c)] for x, y in ((a, b), (b, c)))
     if earlier != later:
-        raise ScheduleError(f"{schedule.name}: {at[0]} ticks do not bring its {K} stages to run steadily.")
+        raise ScheduleError(f"{schedule.name}: after {at[0]} ticks its {K} stages do not run steadily yet.")
     return max(later, key=lambda time: time.at(lengths))
 
 

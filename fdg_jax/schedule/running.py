@@ -72,7 +72,7 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
             staleness[i].append(len(staleness[i]) // schedule.accumulate - version[forward])
     if mail:
         unread = [f"{address.what} of batch {address.batch} for stage k={address.k}" for address in sorted(mail)[:5]]
-        raise ScheduleError(f"{schedule.name}: sent and never read: {', '.join(unread)}.")
+        raise ScheduleError(f"{schedule.name}: these messages are sent but never read: {', '.join(unread)}.")
     return Trace(version, done, staleness, tuple(stashes), tuple(first_update))
 
 
@@ -84,8 +84,8 @@ def _check_step(schedule: Schedule, t: int, step: Step, mail: set[Address], done
         missing.append(f"its own {forward}")
     if missing:
         raise ScheduleError(
-            f"{schedule.name}: at t={t} stage k={op.k} does {op}, which needs {' and '.join(missing)}, "
-            f"and that has not happened.\n{render(schedule, t)}"
+            f"{schedule.name}: at t={t} stage k={op.k} does {op}, which needs {' and '.join(missing)}. "
+            f"This has not been computed yet.\n{render(schedule, t)}"
         )
     if op in done:
         raise ScheduleError(f"{schedule.name}: at t={t} stage k={op.k} does {op} a second time.")
@@ -115,12 +115,12 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     missing, extra = wanted - found, found - wanted
     if missing or extra:
         ops = [f"{op} of stage k={op.k}" for op in sorted(missing or extra)[:5]]
-        raise ScheduleError(f"{schedule.name}: {'never done' if missing else 'done but not due'}: {', '.join(ops)}.")
+        raise ScheduleError(f"{schedule.name}: {'never done' if missing else 'done, not expected'}: {', '.join(ops)}.")
     for kind in {op.kind for op in trace.tick}:
         for k in range(1, K + 1):
             order = [op.batch for op in trace.tick if (op.kind, op.k) == (kind, k)]
             if order != sorted(order):
-                raise ScheduleError(f"{schedule.name}: stage k={k} does {kind} of the batches out of order: {order}.")
+                raise ScheduleError(f"{schedule.name}: stage k={k} does {kind} of batches out of order: {order}.")
     for k in range(1, K + 1):
         expected = [schedule.updates_late(k, batch) for batch in range(1, parts + 1)]
         wrong = [b for b, pair in enumerate(zip(trace.staleness[k - 1], expected, strict=True)) if len({*pair}) == 2]

@@ -42,8 +42,8 @@ def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, s
         *[f"{kind}3: {text}." for kind, text in (words or {}).items()],
         *([f"A batch is {M} micro-batches."] if part else []),
         *([f"A stage updates after every {M} of its backward passes."] if M > 1 else []),
-        "Delay: the ticks between F and B; staleness: the stage's own updates between the forward pass and the update "
-        "by that batch.",
-        "Weight version: updates already made. Stashes: batches that a stage keeps at the end of a tick.",
+        "Delay: the ticks between F and B. Staleness: the updates of the stage between a batch's forward pass and the "
+        "update with that batch's gradient.",
+        "Weight version: number of updates so far. Stashes: batches that a stage keeps at the end of a tick.",
     ]
     return f"{render(schedule, ticks)}\n\n{draw(table)}\n\n{textwrap.fill(' '.join(sentences), 110)}"

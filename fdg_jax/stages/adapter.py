@@ -86,27 +86,27 @@ def stage(
     takes, who = {*inspect.signature(type(module).__call__).parameters} - {"self"}, type(module).__name__
     for name, value in named.items():
         if value is None:
-            fact = f"switch={name!r} does not say which value it has in training"
+            fact = f"switch={name!r} does not say which value the switch has in training"
             raise BadInput(f"{fact}. Give switch={{{name!r}: its value in training}}.")
         if name not in takes and name not in vars(module):
             raise BadInput(f"{who} has no argument or field `{name}`: its call takes {', '.join(sorted(takes))}.")
     for name in SWITCHES if switch is None else ():
         field = vars(module).get(name)
         if isinstance(field, bool) and field != getattr(type(module), name, None):
-            fact = f"{who} was made with {name}={field}, which may be a switch to set or a value to keep"
-            raise BadInput(f"{fact}. Give switch={name!r} to have it set, or switch={{}} to keep all values.")
+            fact = f"{who} was made with {name}={field}, which may be a switch or a fixed value"
+            raise BadInput(f"{fact}. Give switch={name!r} if training sets it, or switch={{}} to keep all values.")
     carry = (carry,) if isinstance(carry, str) else tuple(carry)
     of = [inputs] if isinstance(inputs, str) else inputs
     routes = tuple(of.items() if isinstance(of, Mapping) else enumerate(of))
     if carry and not routes:
-        raise BadInput(f"carry={carry} needs a dictionary as message: say which entries {who} takes, as inputs='x'.")
+        raise BadInput(f"carry={carry} needs a dictionary as input: name the entries that {who} takes, as inputs='x'.")
     if isinstance(aux, str) and aux not in ("loss", "metric", "drop"):
         raise BadInput(f"aux={aux!r} is not known. Give 'loss', a weight such as 0.01, 'metric' or 'drop'.")
     asked = [rngs] if isinstance(rngs, str) else rngs
     streams = tuple(asked.items() if isinstance(asked, Mapping) else (("", name) for name in asked))
     output = output or (routes[0][1] if carry else None)
     if output in carry:
-        raise BadInput(f"{output!r} names both a carried entry and the output of {who}. Give output= another name.")
+        raise BadInput(f"{output!r} names both a carried entry and the output of {who}. Change output=.")
     return Adapted(Held(module), Call(switch != {}, tuple(named.items()), routes, output, carry, aux, streams))
 
 
@@ -124,9 +124,9 @@ class Adapted(Around):
         how, who = self.how, name_of(self)
         for name in {each for _, each in how.inputs} | {*how.carry}:
             if not isinstance(x, Mapping) or name not in x:
-                has = f"has {', '.join(map(str, x))}" if isinstance(x, Mapping) else "is no dictionary"
+                has = f"has {', '.join(map(str, x))}" if isinstance(x, Mapping) else "is not a dictionary"
                 raise BadInput(
-                    f"{who} takes or carries {name!r}, and its message {has}. The stage before passes an entry on with "
+                    f"{who} takes or carries {name!r}, but its input {has}. The stage before passes an entry on by "
                     f"fdg_jax.stage(module, inputs=..., carry=({name!r},))."
                 )
         module, given, named = self.inner, [x], {}

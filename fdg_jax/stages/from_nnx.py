@@ -26,7 +26,7 @@ from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switch
 
 Tree = Any
 STREAMS = ("params", "dropout", "default")  # of the nnx.Rngs that makes a module; "default" stands in for all others
-WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` on to module.train() and module.eval()."
+WAY_OUT = "Use fdg_jax.from_nnx(class, arguments), which calls module.train() and module.eval()."
 
 
 def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
@@ -61,7 +61,7 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
         fact = f"from_nnx takes a class of flax.nnx.Module, a function or a module, not {make!r}"
         raise BadInput(f"{fact}. Use from_nnx(nnx.Linear, 8, 64), say.")
     if "rngs" in kwargs:
-        raise BadInput("from_nnx makes the rngs itself, of the key of Pipeline.init. Leave rngs out.")
+        raise BadInput("from_nnx makes the rngs itself, from the key of Pipeline.init. Leave rngs out.")
     return FromNNX(Made(make, args, kwargs))
 
 
@@ -156,8 +156,8 @@ class FromNNX(nn.Module):
         """Calls the module in training or in evaluation mode. Losses that the module sows are sown again in linen."""
         parameters = inspect.signature(type(module).__call__).parameters
         if "rngs" in parameters and parameters["rngs"].default is inspect.Parameter.empty:
-            fact = f"{type(module).__name__}.__call__ has an argument `rngs` without a default, which nobody sets"
-            raise BadInput(f"{fact}. Give rngs to the parts that draw random numbers, when they are made.")
+            fact = f"{type(module).__name__}.__call__ has an argument `rngs` without a default, which nobody passes"
+            raise BadInput(f"{fact}. Pass rngs in __init__ to the parts that draw random numbers.")
         (module.train if train else module.eval)(training=train, is_training=train)
         losses = nnx.variable_type_from_name(LOSSES, allow_register=True)
         named = {**named, **switches(module, train)}
@@ -173,17 +173,17 @@ class FromNNX(nn.Module):
         after, who = [], type(module).__name__
         for at, leaf in nnx.to_flat_state(nnx.state(module)):
             if at not in before:
-                raise BadInput(f"{who} makes {'.'.join(map(str, at))} when it is called. Make it in __init__.")
+                raise BadInput(f"{who} creates {'.'.join(map(str, at))} when it is called. Create it in __init__.")
             changed, (kind, *_) = not same(raw(leaf), before[at]), place(at, leaf) or ("",)
             if changed and not train and isinstance(leaf, nnx.RngState):
                 if leaf.tag == "carry":  # nnx.RNN asks for a key, and its cells make zeros of it
-                    fact = f"{who} draws from the random stream 'carry' for a first carry, although that is zeros"
+                    fact = f"{who} draws from the random stream 'carry' for its initial carry, which is zero"
                     raise BadInput(f"{fact}. Give nnx.RNN an initial_carry when you call it.")
                 if leaf.tag != "params":
                     self.make_rng(leaf.tag)  # says that it needs a key, in an evaluation without one
             if changed and isinstance(leaf, nnx.RngState) and leaf.tag == "params":
-                fact = f"{who} draws from the random stream 'params' when it is called. This stream makes first weights"
-                raise BadInput(f"{fact} and gives the same numbers in every step. Use another, such as rngs.noise().")
+                fact = f"{who} draws from the random stream 'params' when it is called. It is for initial weights"
+                raise BadInput(f"{fact} and gives the same numbers in every step. Use rngs.noise(), say.")
             if changed and not train and kind == "batch_stats":
                 self.refuse(who, "changes its batch statistics")
             after.append((place(at, leaf), raw(leaf)))
@@ -195,8 +195,8 @@ class FromNNX(nn.Module):
     def refuse(self, who: str, fact: str) -> None:
         """Raises BadInput. fact: what the module does in evaluation."""
         raise BadInput(
-            f"{who} {fact} in evaluation, too. module.eval() sets `deterministic` and `use_running_average` of all its "
-            "modules: use these fields, or give __call__ an argument `train`."
+            f"{who} {fact} in evaluation, too. module.eval() sets the fields `deterministic` and `use_running_average` "
+            "of its modules: use these fields, or give __call__ an argument `train`."
         )
 
 
@@ -287,8 +287,8 @@ def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, contex
         switches = [each for _, each in nnx.iter_modules(made) if names & vars(each).keys()]
         if switches:
             whole, part = (type(each).__name__ for each in (made, switches[0]))
-            fact = f"flax.nnx.bridge.ToLinen around {whole} does not tell its {part} whether it is trained or evaluated"
-            raise BadInput(f"{fact}, so it would stay in one mode. {WAY_OUT}")
+            fact = f"flax.nnx.bridge.ToLinen around {whole} does not switch its {part} between training and evaluation"
+            raise BadInput(f"{fact}. {WAY_OUT}")
     return next_call(*args, **kwargs)
 
 
@@ -311,12 +311,12 @@ def check_shared(
         other, there = owners.setdefault(id(part), (owner, who))
         if other != owner:
             where = f"{there} and {who}" if there != who else f"two parts of {who}"
-            fact = f"{where} have one object in common, a {type(part).__name__}"
+            fact = f"{where} share one object, a {type(part).__name__}"
             raise BadInput(
-                f"{fact}, but each would train its own copy of the weights. If that is right, make an object for each, "
-                "as in [nn.Dense(4) for _ in range(3)]. To share the weights, put both uses into one stage (modules of "
-                "flax.nnx: into one from_nnx). For linen modules there is also Pipeline(fdg_jax.tie(stages, the "
-                "object), ...), which lets one stage own the weights and send them on."
+                f"{fact}, but each would train its own copy of its weights. For separate weights, make an object for "
+                "each, as in [nn.Dense(4) for _ in range(3)]. For shared weights, put both uses into one stage "
+                "(modules of flax.nnx: into one from_nnx), or, for linen modules, use Pipeline(fdg_jax.tie(stages, "
+                "object), ...): one stage then owns the weights and sends them to the others."
             )
 
 

@@ -42,8 +42,8 @@ def with_values(opt_state: Tree, values: Mapping[str, Any], k: int) -> Tree:
             known = f"(it has: {', '.join(has) or 'none'})"
             raise BadInput(f"the optimizer of stage k={k} has no injected hyperparameter {name} {known}. {WAY_OUT}.")
         if any(name in state.hyperparams_states for state in injected):
-            fact = f"{name} of stage k={k} follows a schedule, which sets it anew at every update"
-            raise BadInput(f"{fact}. {WAY_OUT}: a number, which stays until it is set.")
+            fact = f"{name} of stage k={k} follows a schedule, which sets its value at every update"
+            raise BadInput(f"{fact}. {WAY_OUT}: a number keeps its value until it is set.")
 
     def changed(state: Tree) -> Tree:
         if not isinstance(state, Injected):

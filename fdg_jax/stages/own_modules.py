@@ -32,7 +32,7 @@ from fdg_jax.stages.weighted import all_weighted
 
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
-WEIGHTED = "Labels in fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
+WEIGHTED = "The labels are fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its mean."
 
 
 class Shapes(NamedTuple):
@@ -115,9 +115,9 @@ def check_message(who: str, k: int, y: Tree) -> None:
     """Raises BadInput if stage k sends only integers, which pass no gradient back, or an array without axes."""
     gives = f"{who} gives {describe(y)} to stage k={k + 1}"
     if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(taken(y)[0])):
-        raise BadInput(f"{gives}: no gradient comes back through integers. Cut the network elsewhere.")
+        raise BadInput(f"{gives}: integers have no gradient. Cut the network elsewhere.")
     if any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
-        fact = f"{gives}, and a number has no axis: between stages arrays have one axis or more"
+        fact = f"{gives}, but arrays between stages must have at least one axis"
         raise BadInput(f"{fact}. Give scale[None], say.")
 
 
@@ -135,13 +135,13 @@ def check_loss(loss: Callable, outputs: Tree, labels: Tree, draws: bool) -> Tree
     pair = isinstance(report, tuple | list) and len(report) == 2 and isinstance(report[1], Mapping)
     value: Any = loss_of(report) if pair else report
     if getattr(value, "shape", None) != ():
-        raise BadInput(f"{found}, not one number. Return the mean over the batch, or (that, {{name: number}}).")
+        raise BadInput(f"{found}, not one number. Return the mean over the batch, or (mean, {{name: number}}).")
     if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise BadInput(f"{found}, which has no gradient. Give a loss that is one floating-point number.")
+        raise BadInput(f"{found}, which has no gradient. Return one floating-point number.")
     for name, metric in metrics_of(report).items():
         if not isinstance(name, str) or getattr(metric, "shape", None) != () or metric.dtype.kind == "c":
-            fact = f"the loss returns (loss, metrics), and its metric {name!r} is {describe(metric)}"
-            raise BadInput(f"{fact}. Give a dictionary of numbers, each the mean over the batch: {{'accuracy': ...}}.")
+            fact = f"the loss returns (loss, metrics), but its metric {name!r} is {describe(metric)}"
+            raise BadInput(f"{fact}. Return a dictionary of numbers, each a mean over the batch: {{'accuracy': ...}}.")
     return report
 
 
@@ -155,7 +155,7 @@ def first_variables(k: int, who: str, seen: TracedModule, given: Any) -> Callabl
         fitting = fitting_variables(k, seen.variables, given, seen.x)
         return lambda key: jax.tree.map(partial(jnp.array, copy=True), fitting)
     if seen.init_sees_inputs:
-        fact = f"{who}: its first variables depend on the values of its inputs, but only shapes are known here"
+        fact = f"{who}: its initial variables depend on the values of its inputs, but only shapes are known here"
         raise BadInput(f"{fact}. Initialise the modules yourself and call init(key, example, variables).")
     return lambda key: unboxed(seen.init(key, zeros(seen.x)))
 
@@ -165,20 +165,20 @@ def check_trainable(who: str, params: Tree) -> None:
     for path, leaf in states.flatten(params).items():
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             fact = f"{who} has the parameter {path}, {describe(leaf)}, which has no gradient"
-            raise BadInput(f'{fact}. Keep it in a collection of its own: self.variable("constants", ...).')
+            raise BadInput(f'{fact}. Keep it in another collection: self.variable("constants", ...).')
 
 
 def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
     """Raises BadInput if the optimizer needs more than gradients and parameters, or cannot train these parameters."""
     way_out = (
-        "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It passes no loss "
-        "and no loss function, which optax.contrib.reduce_on_plateau and optax.lbfgs need, and only one set of "
-        "parameters, while optax.lookahead needs two. Use another optimizer."
+        "The pipeline calls optimizer.update(gradients, state, params) for each stage separately, without a loss or "
+        "loss function (needed by optax.contrib.reduce_on_plateau and optax.lbfgs), and with one set of parameters "
+        "(optax.lookahead needs two). Use another optimizer."
     )
     trace_or_refuse(f"the optimizer cannot train {who}.", first_update, optimizer, params, way_out=way_out)
     if states_of(jax.eval_shape(optimizer.init, params), contrib.SAMState):
-        fact = f"the optimizer of {who} is optax.contrib.sam: it takes gradients at two points in turn and does not"
-        raise BadInput(f"{fact} say at which of them to evaluate. Use the optimizer inside it by itself.")
+        fact = f"the optimizer of {who} is optax.contrib.sam, which takes gradients at two points in turn: the pipeline"
+        raise BadInput(f"{fact} cannot tell at which point to evaluate. Use the optimizer inside sam alone.")
 
 
 def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
@@ -255,19 +255,19 @@ def check_kept(who: str, module: nn.Module, seen: TracedModule, other: str) -> N
         kept, weights, alone = found[0]
         fact = f"{describe(kept)}, which is computed from its weights {', '.join(paths[n] for n in weights)}{alone}"
         raise BadInput(
-            f"for the backward pass {who} keeps {fact}. With {other} the backward pass would still use the weights in "
-            f"that array. Leave {other} out, or use layers that keep no such array: fdg_jax.layers.BatchNorm for a "
-            "batch norm, flax.linen's other norms with use_scale=False, and weights that are cast outside the module."
+            f"for the backward pass {who} keeps {fact}. Even with {other} the backward pass would use the old weights "
+            f"in this array. Leave {other} out, or use layers without such arrays: fdg_jax.layers.BatchNorm, "
+            "flax.linen's other norms with use_scale=False, and weights that are cast outside the module."
         )
     shapes = [kept for kept, *_ in found]
     rest = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
     size = sum(kept.size * kept.dtype.itemsize for kept in shapes)
     warnings.warn(
         f"{who} keeps copies of its weights for the backward pass ({describe(shapes[:3])}{rest}): {size:,} bytes "
-        "for every batch in flight. Training is right all the same: copies cost memory only, and layers that "
-        "compute in float32 gain no speed from bfloat16. The reason: dtype='bfloat16' gives a module its kernels "
-        "in bfloat16, and a layer without a dtype of its own casts them to float32 when it meets a float32 bias. "
-        "Give the layer that dtype, as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
+        "for every batch in flight. Results are correct, but the copies cost memory, and the layers compute in "
+        "float32, without bfloat16's speed. The reason: with dtype='bfloat16' kernels are bfloat16 and biases are "
+        "float32, so a layer without its own dtype casts its kernel to float32. "
+        "Give the layer a dtype, as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
         stacklevel=5,
     )
 
@@ -290,6 +290,6 @@ def fitting_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> dict[str
             raise BadInput(f"the given {path} of stage k={k} is a {type(b).__name__}, not an array.")
         if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
             raise BadInput(
-                f"stage k={k} takes {describe(x)}, so its {path} is {describe(a)}, but the given one is {describe(b)}."
+                f"stage k={k} takes {describe(x)}, so its {path} is {describe(a)}, but {describe(b)} was given."
             )
     return jax.tree.unflatten(jax.tree.structure(needed), [have[name] for name in want])

@@ -112,7 +112,7 @@ class Packing:
         found, treedef = jax.tree_util.tree_flatten_with_path(tree)
         if treedef != self.treedef:
             fact = f"a stage's arrays were {self.treedef} at first and became {treedef}"
-            raise BadInput(f"{fact}. Make all of them in init, also with train=False.")
+            raise BadInput(f"{fact}. Create all arrays in init, also with train=False.")
         for (path, leaf), first in zip(found, self.leaves, strict=True):
             shape, dtype = jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf)
             if (shape, dtype) != (first.shape, first.dtype):

@@ -68,8 +68,8 @@ def shardings(k: int, mesh: Mesh, axes: Tree, shapes: Tree, rules: Rules) -> Tre
             n = math.prod(mesh.shape[axis] for axis in several(to))
             if leaf.shape[i] % n:
                 fact = f"stage k={k}: axis {i} ({spec[i]!r}) of {keystr(path)} has length {leaf.shape[i]}"
-                way_out = f"which the {n} devices of the mesh's axis {to!r} do not divide"
-                raise BadInput(f"{fact}, {way_out}. Use fewer of them, or another rule.")
+                way_out = f"which is not a multiple of the {n} devices of the mesh's axis {to!r}"
+                raise BadInput(f"{fact}, {way_out}. Use fewer devices, or another rule.")
         return NamedSharding(mesh, found)
 
     found = jax.tree_util.tree_map_with_path(sharding, axes, shapes, is_leaf=lambda spec: isinstance(spec, P))

@@ -227,7 +227,7 @@ class Stage(Checkpointed):
         """Removes and returns the oldest stash. Raises ScheduleError if it is of another batch."""
         stash = self.stashes.popleft()
         if stash.batch != batch:
-            raise ScheduleError(f"stage k={self.k} is asked for B{batch} but the oldest stash is of {stash.batch}")
+            raise ScheduleError(f"stage k={self.k} is to do B{batch}, but its oldest stash is of batch {stash.batch}")
         return stash
 
     def use(self, grads: Tree, version: int, then: Tree = None) -> None:

@@ -19,12 +19,12 @@ LOSSES = "losses"  # the collection whose sown values are added to a stage's los
 # The names of switches in Flax and in code written for it, each with its value in training.
 SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 WAY_OUT = (
-    "This library sets the arguments of stages and blocks themselves. fdg_jax.stage(module) sets those of all parts of "
-    "a module, also within nn.Sequential. Or give __call__ an argument `train` and pass it on, as in nn.Dropout(0.1, "
-    "deterministic=not train)."
+    "By itself, fdg_jax sets such switches only of stages and blocks, not of their parts. Use fdg_jax.stage(module), "
+    "which sets those of all parts, also within nn.Sequential. Or give __call__ an argument `train` and pass it on, as "
+    "in nn.Dropout(0.1, deterministic=not train)."
 )
 FROZEN = (
-    "To keep a part as it is in evaluation, say so where it is called, as in "
+    "To keep a part in evaluation mode on purpose, set the switch in its call, as in "
     "nn.BatchNorm()(x, use_running_average=True)."
 )
 
@@ -189,5 +189,5 @@ def refusal(who: str, part: str, switch: Switch) -> str:
     """The message about a part of a module if nobody sets the part's switch. part: "" for the module itself."""
     whole = f"{who}: its part {part}" if part else who
     what = "an argument" if switch.argument else "a field"
-    fact = f"{whole} has {what} `{switch.name}`, which nobody would set: it is {switch.value} in training, too"
-    return f"{fact}, so that dropout is off, or batch statistics never move. {WAY_OUT} {FROZEN}"
+    fact = f"{whole} has {what} `{switch.name}`, which nobody would set: it would be {switch.value} in training, too"
+    return f"{fact}, so dropout would be off, or batch statistics would not change. {WAY_OUT} {FROZEN}"

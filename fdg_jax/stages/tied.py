@@ -46,8 +46,8 @@ def tie(stages: Sequence[nn.Module], shared: nn.Module) -> list[nn.Module]:
     ]
     have = [at for at, path in enumerate(places) if path is not None]
     if len(have) < 2:
-        fact = f"{len(have)} of {len(stages)} stages have this {type(shared).__name__} in their fields: tie needs two"
-        raise BadInput(f"{fact}. Give the same object to each, as in embed = nn.Embed(256, 64); [A(embed), B(embed)].")
+        fact = f"{len(have)} of {len(stages)} stages have this {type(shared).__name__} in a field, but tie needs two"
+        raise BadInput(f"{fact}. Give each the same object, as in embed = nn.Embed(256, 64); [A(embed), B(embed)].")
     first, last = have[0], have[-1]
     return [
         Tied(Held(module), path, at == first, at == last) if first <= at <= last else module

@@ -60,16 +60,16 @@ def way_out_of(error: Exception) -> str:
         return WAY_OUT
     if "required positional argument" in text or isinstance(error, IndexError):
         fact = "Use fdg_jax.stage(module, inputs=...) to choose which entries of a dictionary this module takes. If the"
-        return f"{fact} module of the stage before returns (y, aux), wrap that one in fdg_jax.stage(module, aux=...)."
+        return f"{fact} stage before returns (y, aux), wrap its module in fdg_jax.stage(module, aux=...)."
     if "not a valid JAX type" in text:
-        return "A stage gives arrays, in dictionaries or tuples where there are several. Leave the rest out."
+        return "A stage must return an array, or a dictionary or tuple of arrays. Leave out everything else."
     if "unbound axis name" in text:
-        fact = "A stage is one device's program, which has no named axes: leave axis_name out"
-        return f"{fact}. The replicas of method='data_parallel' share their batch statistics with batch_norm='sync'."
+        fact = "A stage runs as a program of one device, without named axes: leave axis_name out"
+        return f"{fact}. For BatchNorm over all replicas of method='data_parallel', use batch_norm='sync'."
     if isinstance(error, jax.errors.ConcretizationTypeError):
         fact = "Within nn.remat or nn.jit, `train` has to be a static argument: nn.remat(Block, "
-        return f"{fact}static_argnums=(2,)) for __call__(self, x, train). Pipeline(remat=) needs no nn.remat."
-    return "Change one of the two, or cut the network elsewhere."
+        return f"{fact}static_argnums=(2,)) for __call__(self, x, train). Or use Pipeline(remat=) instead of nn.remat."
+    return "Change the module or its input, or cut the network elsewhere."
 
 
 class TracedModule(NamedTuple):

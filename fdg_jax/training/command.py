@@ -41,7 +41,7 @@ def main(arguments: Sequence[str], program: Program) -> int:
         except Elsewhere:  # another process prints the error
             return 2
         except Silent as error:
-            print(f"error: {error} Find out why, then start all processes again.", file=sys.stderr)
+            print(f"error: {error} Find the cause, then restart all processes.", file=sys.stderr)
             return 1
         except BadInput as error:
             print(f"error: {words.explained(error) if words else error}", file=sys.stderr)
@@ -67,7 +67,7 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
 
         return sweep.run(words, program, signals, make)
     if asked.resume and asked.run_dir is None:
-        raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
+        raise BadInput("--resume needs the directory of the run: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())
     from fdg_jax.training import lifecycle  # slow to import, so imported after the cheap checks
 

@@ -62,8 +62,8 @@ def load(path: Path, own: Mapping[str, Any]) -> dict[str, Any]:
     params = {ours: found[its] for ours, its in known.items() if its in found}
     first = own["params"].get(block_name(0), {})
     if (here := len(first.get("table", table))) != len(table):
-        fact = f"{path} is for {len(table):,} different tokens, but the data have {here:,}"
-        raise BadInput(f"{fact}. Train on text in the tokens of these weights.")
+        fact = f"{path} has a vocabulary of {len(table):,} tokens, but the data have one of {here:,}"
+        raise BadInput(f"{fact}. Encode the text with the tokenizer of these weights.")
     where = f"{block_name(0)}/positions"
     if where in params and "positions" in first:
         if (T := len(first["positions"])) > (most := len(params[where])):
@@ -83,7 +83,7 @@ def save(path: str | os.PathLike[str], options: Config, variables: Mapping[str, 
     like = {**models.defaults("gpt2"), "mlp": "gelu", "qk_norm": False, "heads": o.get("heads"), "kv_heads": None}
     del like["block_size"]
     if differ := [f"{name}={o.get(name)!r} (not {value!r})" for name, value in like.items() if o.get(name) != value]:
-        raise BadInput(f"{options.model} is no GPT-2: it has {', '.join(differ)}. Leave --format out.")
+        raise BadInput(f"{options.model} is not a GPT-2: it has {', '.join(differ)}. Leave --format out.")
     params = flatten_dict(variables["params"], sep="/")
     known = names(layers := len(variables["params"]) - 2)
     arrays = {known[name]: np.ascontiguousarray(array) for name, array in params.items()}

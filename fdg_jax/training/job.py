@@ -225,8 +225,8 @@ def built(
         warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has printed the warning
         initialise(pipeline, parts, dataset, options, initial)
     if any(spec.compute.draws for spec in pipeline.engine.problem.specs):
-        fact = f"model {options.model} draws random numbers in evaluation, too, but a run has no key for that"
-        raise BadInput(f"{fact}. Draw only where the argument `train` of __call__ is True.")
+        fact = f"model {options.model} draws random numbers in evaluation, too, which a run cannot do"
+        raise BadInput(f"{fact}. Draw only if the argument `train` of __call__ is True.")
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     return Job(options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark)
 
@@ -263,7 +263,7 @@ def load_data(options: Config, note: str) -> data.Source:
     N, n, examples = len(dataset.train_inputs), options.train_size, fingerprint.WORDS[dataset.unit][0]
     if n is not None and n > N and options.dataset != "auto":  # with auto, N is not known in advance
         fact = f"--train-size {n}: {dataset.name} has {N} training {examples}"
-        raise BadInput(f"{fact}. Use at most {N}, or leave it out. A resumed run needs the data it began with.")
+        raise BadInput(f"{fact}. Use at most {N}, or leave it out. A resumed run needs the same data as before.")
     if options.batch_size > N:
         raise BadInput(
             f"--batch-size {options.batch_size} is more than the {N} training {examples} of {dataset.name}. "
@@ -272,7 +272,7 @@ def load_data(options: Config, note: str) -> data.Source:
     if options.blocks == "random":  # all batches have the same size
         n = (n or N) // options.batch_size * options.batch_size
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
-        raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
+        raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave --window out.")
     return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(whole))
 
 
@@ -280,11 +280,11 @@ def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> Non
     """Raises BadInput if a checkpoint was made with other data. Warns if the checkpoint does not name its data."""
     was, now = about.get("data"), dataset.fingerprint
     if now is None or not fingerprint.comparable(was):
-        fact = f"the newest checkpoint does not say which {dataset.unit} it was made with: another version wrote it"
-        print(f"warning: {fact}. So it is not known whether the data are the same.", file=sys.stderr, flush=True)
+        fact = f"another version wrote the newest checkpoint, without a usable fingerprint of the {dataset.unit}"
+        print(f"warning: {fact}. So nothing checks that they are the same.", file=sys.stderr, flush=True)
         return
     if differs := fingerprint.difference(was, now):
-        fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
+        fact = f"{flag}: {dataset.name} is not the data set of the newest checkpoint: {differs}"
         where = "Give the directory that holds those images as --data-dir"
         where = where if dataset.unit == "images" else f"Give the same files as --{dataset.name}"
         raise BadInput(f"{fact}. {where}{'' if flag == 'evaluating' else ', or start a new run'}.")
@@ -295,9 +295,9 @@ def without_last(whole: data.Source, n: int) -> Any:
     training example is left."""
     N, examples = len(whole.train_inputs), fingerprint.WORDS[whole.unit][0]
     if n >= N:
-        fact = f"--hold-out {n}: {whole.name} has {N} training {examples}, but held-out ones are not trained on"
+        fact = f"--hold-out {n}: {whole.name} has {N} training {examples}, so none would be left for training"
         raise BadInput(f"{fact}. Hold out fewer.")
-    said = f"The last {n:,} training {examples} are held out, and test errors are measured on them."
+    said = f"The last {n:,} training {examples} are held out: they are the test data of this run."
     return whole.held_out(n)._replace(note=f"{whole.note} {said}".strip())
 
 
@@ -325,7 +325,7 @@ def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tupl
     if max(R) > 1:
         if len(set(found)) < len(found):
             asked = f"--K {K} --replicas {options.replicas}{f' --tensor {T}' if T > 1 else ''}"
-            raise BadInput(f"{asked} needs {len(found)} devices; there are {len(set(found))}.")
+            raise BadInput(f"{asked} needs {len(found)} devices, but there are {len(set(found))}. Use fewer.")
         parts = np.split(np.array(found, object), np.cumsum(R)[:-1])
         meshes = [Mesh(of.reshape(-1, T), ("data", "tensor")) for of in parts]
         engine = "pipeline" if options.engine == "auto" else options.engine
@@ -349,11 +349,11 @@ def reason_for_delay_line(options: Config, method: Method, found: list[Any], sha
         return ""
     if not method.delay_line or options.weights != "stashed":
         return ""
-    one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the training is the same."
+    one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the results are the same."
     if shared:
         return f"{one}there are {len(set(found))} devices for K={options.K} stages; {same}"
     if options.K == 1:
-        return f"{one}it runs many batches per dispatch, as it does for K > 1 on one device; {same}"
+        return f"{one}it runs many batches per dispatch, like runs with K > 1 on one device; {same}"
     return ""
 
 

@@ -60,8 +60,8 @@ def finished(path: Path, options: Config) -> bool:
     """Whether the run to be resumed is already finished. If it is, prints so."""
     if (steps := reading.finished_steps(path, options)) is None:
         return False
-    longer = f"With --init-from {path} another run begins with its weights"
-    more = "With more --steps it goes on" if options.steps else longer
+    longer = f"To begin another run with its weights, use --init-from {path}"
+    more = "To go on, give more --steps" if options.steps else longer
     print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
     return True
 
@@ -182,10 +182,10 @@ def warn_of_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     known = [name for name in ENVIRONMENT if name in before and name in now]
     if any(" of process " in name for name in (*before["devices"], *now["devices"])):
         known.remove("devices")  # their names depend on the number of processes
-    changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
+    changed = [f"{name} is {now[name]} and was {before[name]}" for name in known if before[name] != now[name]]
     if changed:
         fact = f"the run began in another environment: {'; '.join(changed)}"
-        print(f"warning: {fact}. The last bits may differ.", file=sys.stderr, flush=True)
+        print(f"warning: {fact}. Results may differ in the last bits.", file=sys.stderr, flush=True)
 
 
 def begin(job: Job, path: Path, resume: bool, start: Start = ONE_RUN, again: str = "") -> Run:
@@ -220,9 +220,9 @@ def refuse_lost(job: Job, path: Path) -> None:
     step = max((event["step"] for event in reading.events(path)), default=0)
     # Twice `due`, because a second checkpoint is begun only after the first is written. 0 means none before the end.
     if (path / run_files.SUMMARY).exists() or (step >= 2 * due and 0 not in (every, o.checkpoint_every)):
-        fact = f"{path} has results up to batch {step:,}, but no checkpoint to go on from"
+        fact = f"{path} has results up to batch {step:,}, but no checkpoint"
         raise BadInput(
-            f"{fact}: {path / CHECKPOINTS} is empty or missing. Put the checkpoints back, or start a new run in "
+            f"{fact}: {path / CHECKPOINTS} is empty or missing. Restore the checkpoints, or start a new run in "
             "another --run-dir. Nothing was changed."
         )
 
@@ -244,17 +244,17 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     for name, now in versions().items():
         if about.get(name) != now:
             raise BadInput(
-                f"the newest checkpoint was made with {name} {about.get(name)}, but this is {now}. The run would not "
-                f"be the same to the last bit. Go on with that version, or begin another run with its weights: "
+                f"the newest checkpoint was made with {name} {about.get(name)}, but this is {now}. Results would "
+                f"differ in the last bits. Go on with that version, or begin another run with its weights: "
                 f"--init-from RUN."
             )
     was, now = about.get("options", {}), about_job(job)["options"]
     if not isinstance(was, dict):
         raise BadInput(f"the newest checkpoint is damaged: its options are {reading.shown(was)}. Start a new run.")
-    changed = [f"{name} is {now[name]}, was {was[name]}" for name in now if was.get(name, now[name]) != now[name]]
+    changed = [f"{name} is {now[name]} and was {was[name]}" for name in now if was.get(name, now[name]) != now[name]]
     if changed:
-        fact = f"config.json is not what the newest checkpoint was made with: {', '.join(changed)}"
-        raise BadInput(f"{fact}. Put it back, or begin another run with its weights: --init-from RUN.")
+        fact = f"config.json has changed since the newest checkpoint: {', '.join(changed)}"
+        raise BadInput(f"{fact}. Restore it, or begin another run with its weights: --init-from RUN.")
     check_data(job.dataset, about, "--resume")
     job.pipeline.restore(state)
     record.restore(loop)
@@ -280,7 +280,7 @@ def session(run: Run, signals: Signals) -> Steps[tuple[str, str]]:
         with Progress(job.steps, record.step, job.options.epochs, record.unit, run.name) as progress:
             if run.resumed:
                 batch = f"going on after batch {record.step:,} of {job.steps:,}"
-                progress.say("there is no checkpoint: from the beginning" if run.fresh else batch)
+                progress.say("there is no checkpoint: the run starts anew" if run.fresh else batch)
             with Loop(run, signals, progress) as loop:
                 try:
                     return (yield from train_with_rollback(loop))
@@ -319,7 +319,7 @@ def train_with_rollback(loop: Loop) -> Steps[tuple[str, str]]:
             if loop.options.on_nan != "rollback":
                 raise
             if found.step <= furthest:
-                raise Diverged(f"{found}, again after going back to a checkpoint", found.step) from None
+                raise Diverged(f"{found}, again, after going back to a checkpoint", found.step) from None
             furthest = found.step
             loop.warn(f"WARNING: {found}.")
             roll_back(loop, found)
@@ -341,7 +341,7 @@ def roll_back(loop: Loop, why: Diverged) -> None:
     record.open(loop.run.path, loop.options.tensorboard)
     saving.begin()
     loop.in_dispatch = False
-    loop.warn(f"WARNING: gone back to the checkpoint after batch {record.step:,}.")
+    loop.warn(f"WARNING: the run goes back to the checkpoint after batch {record.step:,}.")
 
 
 def leave_checkpoint(loop: Loop) -> None:
@@ -362,15 +362,15 @@ def try_checkpoint(loop: Loop) -> str:
     """Tries `leave_checkpoint` after a fault. Never raises; returns a sentence on the outcome."""
     step = f"batch {loop.record.step:,}"
     if loop.job.peers.processes > 1:
-        return "No checkpoint was tried: it needs all processes."
+        return "No checkpoint was written, because this needs all processes."
     if loop.in_dispatch:
-        return f"The dispatch after {step} was interrupted, so its half-done state was not saved."
+        return f"The work after {step} was interrupted halfway, so the state was not saved."
     if loop.saving.drained and not loop.saving.is_current():
-        return f"The batches in flight after {step} have been used up, so that state was not saved."
+        return f"The state after {step} was not saved, because its batches in flight are already used."
     try:
         leave_checkpoint(loop)
     except Exception as failed:
-        return f"A checkpoint after {step} was tried and failed ({reason(failed)})."
+        return f"The checkpoint after {step} could not be written ({reason(failed)})."
     return f"A checkpoint after {step} was written."
 
 
@@ -415,15 +415,15 @@ def diverged(error: Diverged, run: Run) -> str:
 
 
 def damaged(error: Damaged, run: Run) -> str:
-    return f"error: {error} The run stopped before that batch. Once the data are repaired, go on with\n  {run.again}"
+    return f"error: {error} The run stopped before this batch. Repair the data, then go on with\n  {run.again}"
 
 
 def not_saved(error: SaveFailed, run: Run) -> str:
     """The message when a needed checkpoint could not be written. No summary is written, so that the run can be
     resumed."""
     where = f"from {run.newest.name}" if run.newest else "from the beginning"
-    way_out = f"Make room on the disk, or make it writable. Then {run.path} goes on {where} with --resume."
-    return f"error: {error} {way_out if run.path.is_dir() else 'Nothing of the run is left there.'}"
+    way_out = f"Make room on the disk, or make it writable. Then --resume continues {run.path} {where}."
+    return f"error: {error} {way_out if run.path.is_dir() else 'The run directory does not exist any more.'}"
 
 
 def broken(error: Broken, run: Run) -> str:
@@ -431,7 +431,7 @@ def broken(error: Broken, run: Run) -> str:
     if isinstance(cause, LoaderFailed | BadInput | Silent):
         fact = str(cause)
     elif is_lost_process(cause):
-        fact = f"another process of this training has ended, or its connection is cut ({first_line(cause)})"
+        fact = f"another process of this training has ended, or its connection is cut ({first_line(cause)})."
     else:  # a defect of this package or of a library: the traceback shows where
         traceback.print_exception(cause)
         fact = f"training was ended by {reason(cause).rstrip('.')}."
@@ -552,7 +552,7 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
     print("\n".join(output.wrapped(line, width) for line in (staleness, files)))
     if untrained:
         few = count(summary["steps"], "batch", "es")
-        fact = f"no update was made: {few} did not get through {K} stages, and --no-drain drops what is in flight"
+        fact = f"no update was made: {few} did not pass through all {K} stages before --no-drain dropped them"
         print(f"warning: {fact}. Leave --no-drain out, or train on more batches.", file=sys.stderr)
     return 0
 

@@ -321,7 +321,7 @@ class Profile:
         if self.on:
             self.stop()
         elif self.left > 0 and not self.traced:
-            self.give_up("every batch of this session may have compiled programs, so none was traced")
+            self.give_up("all batches of this session may include compilation, so none was traced")
 
     def give_up(self, why: str) -> None:
         self.left = 0

@@ -69,10 +69,10 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
         f"model      {o.model}: {pipeline.parameter_count:,} parameters in {blocks} blocks, {computes}{own}",
     ]
     if auxiliary:
-        found.append(f"auxiliary  {auxiliary:,} trained parameters that are not part of the network")
+        found.append(f"auxiliary  {auxiliary:,} parameters of auxiliary networks, trained as well")
     found += stage_lines(job, known)
     if o.remat != "none":
-        found.append(f"remat      {o.remat}: the backward pass computes the activations again")
+        found.append(f"remat      {o.remat}: the backward pass recomputes the activations")
     if o.K > 1:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
         cuts = ", ".join(map(str, job.partition.cuts))
@@ -86,7 +86,7 @@ def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 
 SHAPES = {
     "constant": "{}",
-    "cosine": "{}, falling to {} as a cosine",
+    "cosine": "{}, falling to {} along a cosine",
     "wsd": "{}, falling linearly to {} in the last fifth",
 }
 
@@ -107,7 +107,7 @@ def whose_split(job: Job) -> str:
     if parts.name == "paper":
         return " (as in the authors' code)"
     if parts.name == "balanced" and not parts.has_paper_split:
-        way = f"devices share the {parts.unit} as evenly as whole blocks allow"
+        way = f"the blocks are divided for equal {parts.unit} per device"
         others = any(models.paper_split(o.model, K) for K in range(2, 5))
         return f" (the authors' code has no split of {o.model} for K={o.K}, so {way})" if others else f" ({way})"
     return ""
@@ -127,7 +127,7 @@ def schedule_sentence(options: Config, per_epoch: int) -> str:
         rate = options.learning_rate
         text += SHAPES[options.lr_schedule].format(f"{rate:g}", f"{options.final_rate * rate:g}")
     if options.warmup_steps:
-        text += f"; before that it rises for {count(options.warmup_steps, 'batch', 'es')}"
+        text += f"; linear warm-up for {count(options.warmup_steps, 'batch', 'es')}"
     if options.warmup == "on":
         batches = warmup_updates(options.epochs * per_epoch)
         rate = learning_rate_changes(options.learning_rate, options.epochs * per_epoch, warmup=True)[0][1]
@@ -304,10 +304,10 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
     """The times, and the totals of the run: hours, device hours, bytes on the disk. state: bytes of a checkpoint."""
     o = job.options
     kept = o.keep + o.keep_best
-    disk = f"disk       {count(kept, 'checkpoint')} of {megabytes(state)} MB, one more while it is written"
+    disk = f"disk       {count(kept, 'checkpoint')} of {megabytes(state)} MB, plus one while it is being written"
     if found.example is None:
-        fact = f"time       not measured: in {short(found.compiling)} s every batch may have compiled programs"
-        return [f"{fact}. They are kept, so run the same command again", *disturbed(found.others_percent, job), disk]
+        fact = f"time       not measured: in {short(found.compiling)} s, every batch may have compiled programs"
+        return [f"{fact}. They are kept, so repeat the command", *disturbed(found.others_percent, job), disk]
     per_step, every = found.example * o.batch_size, job.evaluated_every
     evaluations = 1 + (job.steps - 1) // every if every else 1
     examples = job.steps * len(job.dataset.train_inputs) / job.steps_per_epoch
@@ -321,7 +321,7 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
         f"an evaluation {short(found.evaluation)} s; compiling {short(found.compiling)} s",
         *disturbed(found.others_percent, job),
         f"total      {clock(total)}: {count(job.steps, 'batch', 'es')} {clock(training)}, "
-        f"{count(evaluations, 'evaluation')} {clock(evaluating)}; checkpoints come on top",
+        f"{count(evaluations, 'evaluation')} {clock(evaluating)}; without checkpoints",
         f"cost       {short(hours)} device-hours on {count(devices, 'device')}",
         disk,
     ]
@@ -338,5 +338,5 @@ def disturbed(others_percent: float, job: Job) -> list[str]:
     few = isinstance(job.dataset, Stream) or others_percent < DISTURBED_PERCENT
     if few or job.pipeline.places[0].devices[0].platform != "cpu":
         return []
-    fact = f"meanwhile other processes took {others_percent:.0f}% of the cores' time"
-    return [f"loaded     {fact}; without them the run is faster than shown"]
+    fact = f"other processes took {others_percent:.0f}% of the cores' time during this measurement"
+    return [f"loaded     {fact}; alone, the run is faster"]

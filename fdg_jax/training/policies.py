@@ -71,7 +71,7 @@ class NonFinitePolicy:
         if not self.skips:
             raise Diverged(fact, metrics.step)
         last = " (the last such warning)" if self.warnings == MOST_WARNINGS else ""
-        self.say(f"WARNING: {fact}. No update is made with it{last}.")
+        self.say(f"WARNING: {fact}. Its update is skipped{last}.")
 
     def handle_state(self, found: NotFinite, needed: bool) -> None:
         """Handles a state that was not saved because it is not finite: raises Diverged. With the policy skip, if only
@@ -87,7 +87,7 @@ class NonFinitePolicy:
         """A clause that names the first stage in which batch `step` causes a non-finite value; "" if all stages are
         finite now."""
         where = self.pipeline.first_nonfinite(self.batch_after(step - 1), step - 1) if step else None
-        return f"; the first that is not finite: the {where.what} of stage k={where.k}" if where else ""
+        return f"; the first value that is not finite is the {where.what} of stage k={where.k}" if where else ""
 
 
 class Saving:
@@ -282,7 +282,7 @@ def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -
         who, what = f"stage k={op.k}" if op.k else "the delay line", f"{operation(op)} of {batches}"
     when = f"for {seconds:,.1f} s, since {began:%Y-%m-%d %H:%M:%S}"
     if compiling:
-        return f"{who} is compiling the program for its {what}, {when}, or is stuck there."
+        return f"{who} has been compiling the program for its {what} {when}, or is stuck."
     where = "dispatched but not finished" if op.returned else "in its dispatch" if op.kind in WORDS else "under way"
     return f"{who} makes no progress: its {what} has been {where} {when}. Everything else waits for it."
 
@@ -349,13 +349,14 @@ class PeerWatchdog(Watchdog):
         waits = f"process {self.process} has waited {seconds:,.0f} s for {what} from {whose}"
         if seconds >= self.timeout * (WHILE_COMPILING if self.may_compile else 1):
             fact = (
-                f"\nerror: {waits}, longer than --peer-timeout {self.timeout:g}. It is gone, or its connection is cut."
+                f"\nerror: {waits}, longer than --peer-timeout {self.timeout:g}. That process has ended, or its "
+                "connection is cut."
             )
             output.write_to_stderr(f"{fact} Go on with --resume.\n")
             os._exit(1)
         if seconds >= self.next and not self.may_compile:
             self.next = seconds + AGAIN_SECONDS
-            print(f"WARNING: {waits}, which is late.", file=sys.stderr, flush=True)
+            print(f"WARNING: {waits}, which is unusually long.", file=sys.stderr, flush=True)
 
 
 def watchdog(job: Job, unfinished: UnfinishedOperations, run: Path) -> Watchdog:

@@ -194,12 +194,12 @@ class JoinedPeers(Peers):
             waited = time.monotonic() - began
             if waited >= self.seconds and not self.silence:
                 self.silence = (
-                    f"process {who()} has not answered for {waited:,.0f} s. It is gone, or its connection is cut."
+                    f"process {who()} has not answered for {waited:,.0f} s. It has ended, or its connection is cut."
                 )
             if self.silence:  # perhaps found by another thread: no second wait for a process that is gone
                 raise Silent(self.silence)
             fact = f"process {self.process} has waited {waited:,.0f} s for process {who()}"
-            print(f"WARNING: {fact}, which is late.", file=sys.stderr, flush=True)
+            print(f"WARNING: {fact}.", file=sys.stderr, flush=True)
 
     def agree(self, **found: Any) -> Mapping[str, Any]:
         """As `Peers.agree`."""
@@ -296,7 +296,7 @@ def check_shared(path: Path, peers: Peers) -> None:
         try:
             seen.write_text(token, encoding="utf-8")
         except OSError as error:
-            raise BadInput(f"run directory {path} cannot be written: {reason(error)}. Choose another one.") from None
+            raise BadInput(f"run directory {path} cannot be written: {reason(error)}. Use another --run-dir.") from None
         return token
 
     token = peers.from_zero(leave)
@@ -313,7 +313,7 @@ def check_shared(path: Path, peers: Peers) -> None:
             time.sleep(1.0)
         if not is_seen():
             fact = f"--run-dir {path} is not the same folder in processes 0 and {peers.process}"
-            raise BadInput(f"{fact}. Give one that all of their hosts share, with its whole path.")
+            raise BadInput(f"{fact}. Give the absolute path of a folder that all hosts share.")
 
     try:
         peers.on_all(look)

@@ -164,7 +164,7 @@ class Record:
         self.lines = cut_back(path, lines)
         if self.lines < lines:
             fact = f"{path} has {self.lines} of the {lines} lines that it had at the checkpoint"
-            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
+            print(f"warning: {fact}. The other lines are lost; the run is not affected.", file=sys.stderr, flush=True)
         self.file = path.open("a+", encoding="utf-8")
         durable.flush_folder(run)
         self.board = open_board(run, self.step, newest) if tensorboard else NO_TRACKERS

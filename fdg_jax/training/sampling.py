@@ -60,8 +60,8 @@ def numbers(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split()]
     except ValueError:
-        fact = "there is no tokenizer beside the tokens, so a sample begins with their numbers"
-        raise BadInput(f"{said('sample', text)}: {fact}. Write them with spaces, such as '5 17 3'.") from None
+        fact = "there is no tokenizer beside the tokens, so the text must be given as numbers of tokens"
+        raise BadInput(f"{said('sample', text)}: {fact}. Separate them by spaces, as in '5 17 3'.") from None
 
 
 def start_of(text: str, codec: Codec, classes: int) -> list[int]:
@@ -69,8 +69,8 @@ def start_of(text: str, codec: Codec, classes: int) -> list[int]:
     token."""
     tokens = codec.encode(text)
     if not tokens or not all(0 <= each < classes for each in tokens):
-        fact = f"{said('sample', text)} makes {len(tokens)} tokens, of which the network knows those from 0 to"
-        raise BadInput(f"{fact} {classes - 1}. Begin with at least one, and with known ones only.")
+        fact = f"{said('sample', text)} makes {len(tokens)} tokens, but needs at least one, all from 0 to"
+        raise BadInput(f"{fact} {classes - 1}. Give a text that the network's tokens can express.")
     return tokens
 
 

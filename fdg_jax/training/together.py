@@ -96,7 +96,7 @@ def to_make(one: Combination, folder: Path, held: contextlib.ExitStack) -> Asked
 def check(job: Job) -> None:
     """Raises BadInput for runs that cannot be one program."""
     if not isinstance(job.dataset, Dataset):
-        fact = f"{FLAG} trains on images that are held in memory, and {job.dataset.name} is not"
+        fact = f"{FLAG} needs a data set of images that fits into memory, unlike {job.dataset.name}"
         raise BadInput(f"{fact}. Leave {FLAG} out.")
 
 

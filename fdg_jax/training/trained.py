@@ -109,7 +109,7 @@ def cuts_of(options: Config, blocks: Sequence[nn.Module]) -> tuple[int, ...]:
 
 def taken(about: Mapping[str, Any]) -> str:
     """A phrase for when the weights of a run were taken."""
-    return f"after batch {about['step']:,}, {'every batch' if about['drained'] else 'batches in flight not'} used"
+    return f"after batch {about['step']:,}, {'including' if about['drained'] else 'without'} batches in flight"
 
 
 class Trained:
@@ -293,7 +293,7 @@ def read(
             raise BadInput(f"{path} is a file of weights, which has no checkpoints. Give the run directory.")
         return from_file(str(path), load_weights(path)), ""
     if not there(path / CONFIG):
-        raise BadInput(f"{path} holds no run ({CONFIG} is not there). Give a run directory, or an exported file.")
+        raise BadInput(f"{path} holds no run ({CONFIG} is missing). Give a run directory, or an exported file.")
     config = reading.with_code(path, {name: field.default for name, field in FIELDS.items() if name != "resume"})
     options = Config(**{name: config[name] for name in FIELDS if name != "resume"})
     step, last = chosen(path, which)
@@ -313,12 +313,12 @@ def read(
         try:
             variables = drain(state, options, inputs, blocks)
         except BadInput as error:  # the run used an accelerator or another version
-            way_out = f"Ask for the checkpoint after batch {step}, which leaves the batches in flight out"
+            way_out = f"Choose the checkpoint after batch {step}, without its batches in flight"
             raise BadInput(f"{error} {way_out}.") from None
         found = states.parameters_sha256([variables["params"]])
     if expected not in (None, found):
-        fact = f"the weights differ from those of {path} in the last bits: this machine computes the batches in flight"
-        remark = f"{fact} in another way. From Python, call load_run before anything that makes an array."
+        fact = f"the weights differ from those of {path} in the last bits: this machine rounds the updates of batches"
+        remark = f"{fact} in flight differently. From Python, call load_run before anything that makes an array."
     facts = {"step": step, "drained": drained, HASH: found, "data": about.get("data")}
     return Trained(options, inputs, variables, facts), remark
 
@@ -331,7 +331,7 @@ def chosen(path: Path, which: Which) -> tuple[int, bool]:
     except OSError as error:
         raise BadInput(f"the checkpoints of {path} cannot be listed: {reason(error)}.") from None
     if not steps:
-        raise BadInput(f"{path} has no checkpoint yet. Train on with --resume, or give another run.")
+        raise BadInput(f"{path} has no checkpoint yet. Continue it with --resume, or give another run.")
     there = f"There are checkpoints after batches {', '.join(map(str, steps))}."
     if which is None:
         return steps[-1], True
@@ -344,7 +344,7 @@ def chosen(path: Path, which: Which) -> tuple[int, bool]:
             return steps[-1], True
         if best["step"] not in steps:
             fact = f"the best test error, {best['test_error_percent']:.2f}% after batch {best['step']}"
-            raise BadInput(f"{fact}, has no checkpoint any more: train with --keep-best to keep it. {there}")
+            raise BadInput(f"{fact}, has no checkpoint any more. --keep-best keeps such checkpoints. {there}")
         return best["step"], False
     if isinstance(which, bool) or not isinstance(which, int):
         raise BadInput(f'checkpoint={which!r} is neither a number of batches nor "best". {there}')
@@ -388,7 +388,7 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
             value = value[0]
         if value is None or (value.dtype, value.shape) != (like.dtype, like.shape):
             fact = f"the checkpoint has no {collection}{rest} {like.dtype}{list(like.shape)}"
-            raise BadInput(f"{fact}: it is of another network than the one in config.json.")
+            raise BadInput(f"{fact}: it is of another network than config.json.")
         return np.asarray(value)
 
     return dict(jax.tree_util.tree_map_with_path(leaf, shapes))
@@ -414,13 +414,13 @@ def from_file(path: str, weights: Weights) -> Trained:
     needed = ("options", "input_shape", "data_dtype", "classes", "mean", "std", "step", "drained", "data", HASH)
     if missing := [name for name in needed if name not in weights.about]:
         fact = f"{path} holds weights, but its header has no {missing[0]!r}, so the network is not known"
-        raise BadInput(f"{fact}. Read it with fdg_jax.load_weights, or export it anew from the run.")
+        raise BadInput(f"{fact}. Read it with fdg_jax.load_weights, or export the run again.")
     try:
         about: dict[str, Any] = {"data_dtype": weights.about["data_dtype"], HASH: weights.about[HASH]}
         texts = {"code": "{}", **weights.about}  # an earlier version wrote no code
         about |= {name: strict_json.parse(texts[name].encode()) for name in ("code", *needed) if name not in about}
     except ValueError as error:
-        raise BadInput(f"{path}: the header is not what this version writes ({error}). Export it anew.") from None
+        raise BadInput(f"{path}: the header is not of this version ({error}). Export the run again.") from None
     reading.check(path, about, {"options": dict, "step": int, "drained": bool, "data": dict | None}, "Export it anew.")
     own_files.load_of_run(Path(path), {**about["options"], "code": about["code"]})
     options = {name: value for name, value in about["options"].items() if name in FIELDS and name != "resume"}
@@ -472,7 +472,7 @@ class InitialWeights:
         if not os.path.lexists(given) and (found := OF_A_RUN.fullmatch(given)):
             self.path, self.which = Path(found[1]), found[2] if found[2] == "best" else int(found[2])
         if not self.path.is_file() and not there(self.path / CONFIG):
-            fact = f"--init-from {given}: {self.path} is no file of weights and holds no run ({CONFIG} is not there)"
+            fact = f"--init-from {given}: {self.path} is neither a file of weights nor a run directory (with {CONFIG})"
             raise BadInput(f"{fact}. Give RUN, RUN@STEP, RUN@best, or a file that fdg_jax.export wrote.")
 
     def read(self, own: Variables, model: str) -> Variables:
@@ -498,13 +498,13 @@ class InitialWeights:
             if ours.get(name) != theirs.get(name):
                 fact = f"--init-from {self.given}: it has {size(found)}, but {model} has {size(own)}"
                 other = f"{name} is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
-                raise BadInput(f"{fact}; {other}. Train the network that these weights are of.")
+                raise BadInput(f"{fact}; {other}. Choose the network of these weights.")
         self.about = {"from": self.given, **about}
         return found
 
     def line(self) -> str:
         """A line for the start of the run, which says where its weights are from."""
-        return f"weights    of {self.path} {taken(self.about) if 'step' in self.about else ''}".rstrip()
+        return f"weights    from {self.path} {taken(self.about) if 'step' in self.about else ''}".rstrip()
 
 
 def shapes(tree: Variables) -> dict[str, str]:

@@ -42,13 +42,13 @@ class AcrossProcesses:
         for k, place in self.all.items():
             if len(found := {device.process_index for device in place.devices}) > 1:
                 fact = f"stage k={k} has devices of the processes {', '.join(map(str, sorted(found)))}"
-                raise BadInput(f"{fact}, but must lie within one. Give it devices of one process.")
+                raise BadInput(f"{fact}, but all its devices must be of one process. Choose such devices.")
         # Each process receives the values of `tell` on the first device of its last stage.
         self.told = {place.device.process_index: Place(place.device) for place in places}
         if missing := sorted(set(range(jax.process_count())) - self.told.keys()):
             raise BadInput(
                 f"process {missing[0]} has no stage: {len(places)} stages are in {len(self.told)} of "
-                f"{jax.process_count()} processes. Start no more processes than stages."
+                f"{jax.process_count()} processes. Start at most as many processes as stages."
             )
         self.places: Mapping[int, Place] = {k: place for k, place in self.all.items() if is_here(place.device)}
         self.here = self.told[jax.process_index()]

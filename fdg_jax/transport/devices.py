@@ -35,13 +35,13 @@ def emulate_cpu(K: int) -> None:
         >>> fdg_jax.emulate_cpu(4)
     """
     if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
-        raise BadInput(f"emulate_cpu({K!r}): a number of devices is 1 or more. Use one for each stage.")
+        raise BadInput(f"emulate_cpu({K!r}): the number of devices must be 1 or more. Use one for each stage.")
     if request_cpu_devices(K) or jax.default_backend() != "cpu":
         return
     there = jax.local_device_count()
     if there < K:
         fact = f"emulate_cpu({K}) comes too late: JAX has begun to compute and has {there}"
-        way_out = "Call it before anything that makes an array or asks for devices, right after the imports."
+        way_out = "Call it right after the imports, before anything makes an array or asks for devices."
         warnings.warn(f"{fact} CPU device{'s' if there > 1 else ''}. {way_out}", stacklevel=2)
 
 
@@ -67,7 +67,7 @@ def check_no_mesh() -> None:
     """Raises BadInput within jax.set_mesh, because JAX would run every program on all devices of that mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        fact = f"jax.set_mesh is in force, with the axes {dict(mesh.shape)}, and a stage runs on a device of its own"
+        fact = f"jax.set_mesh is in force, with the axes {dict(mesh.shape)}, but every stage runs on its own device"
         raise BadInput(f"{fact}. Call the pipeline outside of `with jax.set_mesh(...)`.")
 
 
@@ -102,10 +102,10 @@ def stage_devices(K: int, here: bool = False, R: int | Sequence[int] = 1) -> tup
         return list(found[:n]), ""
     there, kind = len(found), found[0].platform.upper()
     shared = [found[k * there // n] for k in range(n)]
-    faster = "" if kind == "CPU" else " Engine delay-line, if the method has it, is faster."
+    faster = "" if kind == "CPU" else " Engine delay-line is faster, if the method can use it."
     return shared, (
         f"K={K} stages share {there} {kind} device{'s' if there > 1 else ''}: the results are those of {n} devices, "
-        f"the speed is not (stages on one device run one after the other).{faster}"
+        f"but the run is slower, because stages on one device take turns.{faster}"
     )
 
 

@@ -18,7 +18,7 @@ GREETING, GO, REFUSED = b"fdg_jax\n", b"go\n", b"no\n"  # the lines that process
 LOOK_SECONDS = 0.2  # between two attempts to connect
 ANSWER_SECONDS = 5.0  # the longest wait for a greeting
 STRANGE_SECONDS = 15.0  # how long another program may listen at the port, such as process 0 of a run that is ending
-OWN_PORT = "Give each run a port of its own, which process 0 can listen at, and each process its own number."
+OWN_PORT = "Give each run its own free port on process 0's host, and each process its own number."
 LONGEST = 20  # the most bytes of a line
 ACCEPT_SECONDS = 0.05  # between two checks of process 0 for new numbers
 
@@ -102,15 +102,15 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
                 if answer == GO:
                     return
                 if answer == REFUSED:
-                    fact = f"process 0 at {place[0]}:{place[1]} has a process {process} already, or expects none"
+                    fact = f"process 0 at {place[0]}:{place[1]} does not expect process {process}, or already has one"
                     raise BadInput(f"{fact}. {OWN_PORT}")
             else:
                 strange = strange or time.monotonic()
         if strange and time.monotonic() - strange > STRANGE_SECONDS:
-            fact = f"another program listens at {place[0]}:{place[1]}, not the process 0 that waits for this process"
+            fact = f"another program listens at {place[0]}:{place[1]} instead of process 0"
             raise BadInput(f"{fact}. {OWN_PORT}")
         time.sleep(LOOK_SECONDS)
-    raise Absent(f"process 0 at {place[0]}:{place[1]}, or another one that it waits for")
+    raise Absent(f"process 0 at {place[0]}:{place[1]}, or another process that it waits for")
 
 
 def line(way: socket.socket, until: float) -> bytes:

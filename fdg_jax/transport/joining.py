@@ -17,7 +17,7 @@ from fdg_jax.transport.devices import for_each, request_cpu_devices
 
 HEARTBEAT_SECONDS = 60  # a process counts as dead after this time without a heartbeat
 JOINING_SECONDS = 120  # the longest wait for all processes to join
-TOO_LATE = "JAX has already started, or has been joined. Join the processes once, before anything makes an array."
+TOO_LATE = "JAX has already started or has joined processes. Join processes once, before anything makes an array."
 TRANSFER_BYTES = 4 * 2**20  # the size of a buffer for the sockets between CPUs; JAX's default is far larger
 
 
@@ -63,7 +63,7 @@ def join_processes(
     check_address(address, host)
     if not 0 <= process < processes <= K:
         raise BadInput(
-            f"process {process} of {processes} with K={K} stages: processes are counted from 0, and each has a stage. "
+            f"process {process} of {processes} with K={K} stages: processes are counted from 0, each with a stage. "
             "Use 1 to K processes."
         )
     try:
@@ -151,7 +151,7 @@ def check_coordinator(coordinator: str) -> str:
     """The IPv4 address in `coordinator`. Raises BadInput unless `coordinator` is an IPv4 address with a port."""
     host, _, listening = coordinator.rpartition(":")
     if not (is_ip(host) and listening.isdecimal() and 0 < int(listening) < 2**16):
-        raise BadInput(f"coordinator {coordinator!r} is no IPv4 address with a port. Write it like 10.0.0.1:1234.")
+        raise BadInput(f"coordinator {coordinator!r} is not an IPv4 address with a port. Write it like 10.0.0.1:1234.")
     return host
 
 
@@ -159,10 +159,10 @@ def check_address(address: str, host: str) -> None:
     """Raises BadInput unless `address` is an IPv4 address. Also raises it if exactly one of `address` and the
     coordinator's address `host` is a loopback address."""
     if not is_ip(address):
-        raise BadInput(f"address {address!r} is no IPv4 address. Give one: a host name may stand for several.")
+        raise BadInput(f"address {address!r} is not an IPv4 address. Give one; a host name may have several.")
     if IPv4Address(address).is_loopback != IPv4Address(host).is_loopback:
         fact = f"the coordinator listens at {host}, and this process would be reached at {address}"
-        raise BadInput(f"{fact}: other hosts cannot reach one of the two. Give the host's own address, as address=.")
+        raise BadInput(f"{fact}, but other hosts can reach only one of these. Give this host's address, as address=.")
 
 
 def leave_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:

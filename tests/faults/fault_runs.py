@@ -108,7 +108,7 @@ class Process:
         if phase == "compile":
             return "compiling...\n" in self.out.read_text()
         if phase == "obeyed":
-            return "stopping after what is under way" in self.err.read_text()
+            return "stopping after the current operation" in self.err.read_text()
         if phase == "step":
             return run_checkpoints.path_of(saved, step).exists()
         if phase == "evaluated":

@@ -84,7 +84,7 @@ def test_an_exception_within_a_dispatch_leaves_the_checkpoint_before(whole, tmp_
         patch.setattr(api.Pipeline, "train", interrupted)
         assert run(path, "--checkpoint-every", "2") == 1
     err = capsys.readouterr().err
-    assert f"The dispatch after batch {AT - 1} was interrupted, so its half-done state was not saved." in err
+    assert f"The work after batch {AT - 1} was interrupted halfway, so the state was not saved." in err
     assert [each.name for each in run_checkpoints.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
     assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
     assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]

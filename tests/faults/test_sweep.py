@@ -19,7 +19,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_results_of_one_that_is_not(tmp_p
         time.sleep(0.05)
     stopped.send_signal(signal.SIGINT)
     code, out, err = finish(stopped)
-    assert code == 130 and "stopped; the same command goes on from here" in out, err
+    assert code == 130 and "stopped; the same command continues these runs" in out, err
     assert "beta-1:" not in out and not (tmp_path / "stopped" / "beta-1").exists()
     code, out, err = finish(begin("stopped"))
     assert (code, err) == (0, "") and "beta-0.5: continued" in out and "beta-1: started" in out

@@ -20,7 +20,7 @@ def load(data_dir=None) -> Dataset:
         if data_dir is not None:
             raise
         note = (
-            f"NOT CIFAR-10 but scikit-learn's digits are used, and errors on digits say nothing about "
+            f"This run uses scikit-learn's digits, NOT CIFAR-10. Errors on digits say nothing about "
             f"CIFAR-10. The reason: {reason}"
         )
     say(note)

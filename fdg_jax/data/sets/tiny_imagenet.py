@@ -51,9 +51,9 @@ def find(data_dir: str | os.PathLike[str] | None) -> Path:
             return folder
     way_out = f"Unpack {URL} and give the directory that holds the folder {FOLDER} as --data-dir"
     if data_dir is None:
-        raise Unavailable(f"Tiny-ImageNet isn't in {base / FOLDER}, and it is not downloaded by itself. {way_out}.")
+        raise Unavailable(f"Tiny-ImageNet isn't in {base / FOLDER}, and this program does not download it. {way_out}.")
     found = ", ".join(path.name for path in directories.list_directory(base)[:5]) or "nothing"
-    raise BadInput(f"{base} has no {FOLDER} and no {CLASSES}; it holds {found}. {way_out}.")
+    raise BadInput(f"{base} has neither a folder {FOLDER} nor a file {CLASSES}; it holds {found}. {way_out}.")
 
 
 def class_names(folder: Path) -> list[str]:
@@ -73,7 +73,7 @@ def train_files(folder: Path) -> files.Files:
         found = set(files.images(place)[0])
         for image in (f"{name}_{number}.JPEG" for number in range(each)):
             if image not in found:
-                raise BadInput(f"{place / image} is missing: {len(found)} of {each} images are there. Unpack it again.")
+                raise BadInput(f"{place / image} is missing ({len(found)} of {each} images are there). Unpack again.")
             names.append(f"{name}/images/{image}")
             labels.append(label)
     return files.shuffled(folder / "train", names, labels)

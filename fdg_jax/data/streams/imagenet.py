@@ -26,8 +26,8 @@ NAME, PREPARED = "imagenet", "imagenet2012"
 TRAIN, TEST, CLASSES = 1_281_167, 50_000, 1000
 SOLUTION = "LOC_val_solution.csv"  # Kaggle's. A line: ILSVRC2012_val_00048981,n03995372 85 1 499 272
 WAY_OUT = (
-    "It can be had from image-net.org or Kaggle after registration. Give as --data-dir the directory that holds train/ "
-    f"and val/ (or imagenet/train/ and imagenet/val/), or a TFDS directory with {PREPARED}/<version>/"
+    "Register at image-net.org or Kaggle to get ImageNet. As --data-dir give the directory that holds train/ and val/ "
+    f"(or imagenet/train/ and imagenet/val/), or a TFDS directory with {PREPARED}/<version>/"
 )
 
 
@@ -66,9 +66,9 @@ def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
     if version is not None:
         return of_prepared(version)
     if not asked:
-        raise Unavailable(f"ImageNet isn't in {base}, and it is not downloaded by itself. {WAY_OUT}.")
+        raise Unavailable(f"ImageNet isn't in {base}, and this program does not download it. {WAY_OUT}.")
     held = ", ".join(path.name for path in directories.list_directory(base)[:5]) or "nothing"
-    raise BadInput(f"{base} has neither a folder train nor {PREPARED}; it holds {held}. {WAY_OUT}.")
+    raise BadInput(f"{base} has neither a folder train nor a folder {PREPARED}; it holds {held}. {WAY_OUT}.")
 
 
 def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
@@ -90,7 +90,7 @@ def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
         if path.is_file():
             rows = list(csv.reader(files.lines(path, "what the validation images show")))[1:]
             if not all(len(row) == 2 and row[1].split() for row in rows):
-                raise BadInput(f"{path} isn't Kaggle's: its lines are <image>,<class> <box> ... Get it again.")
+                raise BadInput(f"{path} isn't Kaggle's, with lines <image>,<class> <box> ... Download it again.")
             return {f"{image}.JPEG": boxes.split()[0] for image, boxes in rows}, path
     path = Path(str(resources.files("tensorflow_datasets") / "datasets/imagenet2012/validation_labels.txt"))
     listed = files.lines(path, "what the validation images show")

@@ -29,5 +29,5 @@ def of_help() -> Path:
     """The file of Python's help. Raises BadInput if this Python comes without it."""
     found = find_spec(HELP) if find_spec(HELP.partition(".")[0]) else None
     if found is None or not found.origin:
-        raise BadInput("this Python comes without the text of its help (pydoc_data). Name files with --text FILE.")
+        raise BadInput("this Python lacks its help texts (pydoc_data), the default data. Name files with --text FILE.")
     return Path(found.origin)

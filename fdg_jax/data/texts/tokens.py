@@ -46,8 +46,8 @@ class Shards:
         self.skipped, self.dtype = [skip for _, skip, _ in opened], np.dtype(opened[0][2])
         for file, _, other in opened:
             if np.dtype(other) != self.dtype:
-                fact = f"{flag}: {file.path} has {np.dtype(other)} tokens, and {files[0]} has {self.dtype}"
-                raise BadInput(f"{fact}. Give files of one kind.")
+                fact = f"{flag}: {file.path} has {np.dtype(other)} tokens, and {files[0]} has {self.dtype} tokens"
+                raise BadInput(f"{fact}. Give files of one dtype.")
         self.ends = list(accumulate(file.size - skip for file, skip in zip(self.files, self.skipped, strict=True)))
         self.size = self.ends[-1]  # bytes of all tokens
 
@@ -75,8 +75,8 @@ class Shards:
         at = int(np.argmax(part >= self.vocabulary))
         fact = f"{self.flag}: {file.path}: token number {first + at:,} is {part[at]:,}"
         if self.vocabulary == MOST:
-            raise Damaged(f"{fact}, and a vocabulary has at most {MOST:,} tokens. The file is damaged, or no uint32.")
-        raise Damaged(f"{fact}, and --vocabulary {self.vocabulary} ends at {self.vocabulary - 1}. Mend one of them.")
+            raise Damaged(f"{fact}, and a vocabulary has at most {MOST:,} tokens. The file is damaged or not uint32.")
+        raise Damaged(f"{fact}, but --vocabulary {self.vocabulary} ends at {self.vocabulary - 1}. Correct one of them.")
 
     def digest(self, into: Any) -> int:
         """Adds all tokens to a hash. Returns the largest token. Raises Damaged as `read`."""
@@ -117,7 +117,7 @@ def load(
     """
     train, test = listed("--tokens", files), listed("--validation", validation) if validation else []
     if both := [path for path in test if path in train]:
-        raise BadInput(f"--validation: {both[0]} is trained on, too. Leave it out of --tokens.")
+        raise BadInput(f"--validation: {both[0]} is among the training files, too. Leave it out of --tokens.")
     parts, sha256, largest = [], hashlib.sha256(), 0
     for flag, paths in (("--tokens", train), ("--validation", test)):
         if paths:
@@ -131,8 +131,8 @@ def load(
             fact = f"{part.flag}: {part.size // part.dtype.itemsize:,} tokens make {n} blocks of --block-size"
             raise BadInput(f"{fact} {block_size}, and {least} are needed. Use more tokens or smaller blocks.")
     if parts[-1].dtype != parts[0].dtype:
-        fact = f"--validation has {parts[-1].dtype} tokens, and --tokens has {parts[0].dtype}"
-        raise BadInput(f"{fact}. Give files of one kind.")
+        fact = f"--validation has {parts[-1].dtype} tokens, and --tokens has {parts[0].dtype} tokens"
+        raise BadInput(f"{fact}. Give files of one dtype.")
     (inputs, labels), tests = blocks[0], blocks[-1]
     four = (inputs, labels, *tests) if test else without_last_tenth(inputs, labels)
     return Text(
@@ -180,10 +180,10 @@ def open_file(flag: str, path: Path, raw: str) -> tuple[OpenFile, int, str]:
     file's beginning or length shows that it is no file of tokens."""
     way_out = "Name files of tokens (fdg_jax.data encode makes them)"
     if path.suffix in OTHERS:
-        raise BadInput(f"{flag}: {path} is no file of tokens by its name, which ends in {path.suffix}. {way_out}.")
+        raise BadInput(f"{flag}: {path} is not a file of tokens: its name ends in {path.suffix}. {way_out}.")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a folder, or a pipe, which would wait for a writer
-            raise BadInput(f"{flag}: {path} is no file. {way_out}, or a pattern such as {path}/*.bin.")
+            raise BadInput(f"{flag}: {path} is not a file. {way_out}, or a pattern such as {path}/*.bin.")
         file = OpenFile(path)
     except OSError as error:
         raise BadInput(f"{flag}: {path} cannot be read: {reason(error)}. {way_out}.") from None
@@ -207,15 +207,15 @@ def header(begin: np.ndarray, size: int) -> tuple[int, str, str] | None:
     magic, version, count = (int(each) for each in begin[:12].view("<i4")) if len(begin) >= 12 else (0, 0, 0)
     if magic not in KINDS:
         zeros = np.mean(begin[12:] == 0) if len(begin) > 64 else 0.0
-        again = "begins with a header that is neither llm.c's nor modded-nanogpt's, or a damaged one. Make it again"
+        again = "begins with a header that is damaged, or neither llm.c's nor modded-nanogpt's. Make the file again"
         return (0, "", again) if zeros > 0.9 else None
     wanted, dtype = KINDS[magic]
     if len(begin) < 4 * HEADER or begin[12:].any():
-        return 0, "", "has a damaged header: after magic, version and count there are 253 zeros. Make it again"
+        return 0, "", "has a damaged header: after magic, version and count 253 zeros must follow. Make the file again"
     if version != wanted:
-        return 0, "", f"has a header of version {version}, but only version {wanted} is read. Make it in that version"
+        return 0, "", f"has a header of version {version}, but must have version {wanted}. Make the file again"
     if count <= 0 or size != 4 * HEADER + count * np.dtype(dtype).itemsize:
-        return 0, "", f"has {size:,} bytes, and its header says {count:,} tokens. It is damaged: make it again"
+        return 0, "", f"has {size:,} bytes, and its header says {count:,} tokens. It is damaged: make the file again"
     return 4 * HEADER, dtype, ""
 
 
@@ -223,13 +223,13 @@ def without_header(begin: np.ndarray, size: int, dtype: str) -> str:
     """A text on what is wrong with a file of raw numbers; "" if nothing is wrong. Arguments as those of `header`."""
     width = np.dtype(dtype).itemsize
     if not size or size % width:
-        fact = f"has {size:,} bytes, which are no whole number of {np.dtype(dtype)} tokens"
-        return f"{fact}. It is damaged: make it again"
+        fact = f"has {size:,} bytes, which is not a whole number of {np.dtype(dtype)} tokens"
+        return f"{fact}. It is damaged: make the file again"
     if len(begin) > 64 and begin.all() and begin.max() < 128:
-        return "is text, not tokens. Train on its bytes with --text, or make tokens of it with fdg_jax.data encode"
+        return "is text, not tokens. Train on its bytes with --text, or turn it into tokens with fdg_jax.data encode"
     words = begin[: len(begin) // 4 * 4].view("<u2").reshape(-1, 2)
     if width == 2 and len(words) >= 16 and words[:, 1].max() < 16 <= words[:, 0].max():
-        return "has uint32 tokens, as every second number is below 16. Add --token-dtype uint32"
+        return "has uint32 tokens: every second 16-bit number in it is below 16. Add --token-dtype uint32"
     return ""
 
 
@@ -248,7 +248,7 @@ def tokenizer_sha256(path: Path) -> str | None:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     except OSError as error:
-        raise BadInput(f"{path}, beside the tokens, cannot be read: {reason(error)}. Mend or move it.") from None
+        raise BadInput(f"{path}, the tokens' tokenizer, cannot be read: {reason(error)}. Repair or move it.") from None
 
 
 def tokenizer_of(path: str) -> Any:
@@ -260,4 +260,4 @@ def tokenizer_of(path: str) -> Any:
     try:
         return package.Tokenizer.from_file(path)
     except Exception as error:  # the package raises plain ones
-        raise BadInput(f"{path} holds no tokenizer: {first_line(error)}. Give a tokenizer.json.") from None
+        raise BadInput(f"{path} is not a tokenizer: {first_line(error)}. Give a tokenizer.json.") from None
