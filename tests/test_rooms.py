@@ -40,6 +40,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "engine": (*BELOW_STAGES, "schedule", "stages"),
     "config": ("errors", "options", "models", "corrections", "methods"),
     "own_files": ("errors", "durable", "options", "data", "config", "models", "corrections", "methods"),
+    "gpt2": ("errors", "durable", "checkpoint", "models", "split", "config"),
     "config_file": ("errors", "strict_json", "options", "config", "own_files"),
     "cli": ("errors", "machine", "data", "config_file", *CONFIGURED),
     "checks": (*BELOW_STAGES, "data", "schedule", "stages", "split", "block_times", *CONFIGURED),
@@ -52,11 +53,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "compare": ("errors", "machine", "options", "report"),
     "watch": (),
     "sweep": ("errors", "durable", "machine", *CONFIGURED, "config_file", "cli", "checks", "runs", "report"),
-    "training": ("recipe", *BELOW_API, "api", "data", "block_times", "cli", "runs", "report", "sweep"),
+    "training": ("recipe", *BELOW_API, "api", "data", "gpt2", "block_times", "cli", "runs", "report", "sweep"),
     "experiments": ("machine", "report", "training"),
     "evaluate": ("errors", "options", "machine", "own_files", "training"),
-    "export": ("errors", "machine", "training", "evaluate"),
-    "sample": ("errors", "options", "config", "machine", "training", "evaluate"),
+    "export": ("errors", "machine", "gpt2", "training", "evaluate"),
+    "sample": ("errors", "options", "config", "machine", "data", "training", "evaluate"),
     "launch": ("errors", "options", "machine"),
 }
 # A registry finds the files of its own room by their names.

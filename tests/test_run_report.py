@@ -9,7 +9,7 @@ from stored_runs import stored_run
 from fdg_jax import cli, methods
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.recipe import paper_schedule
-from fdg_jax.report import curves, options_part, report_page
+from fdg_jax.report import options_part, report_page
 from fdg_jax.runs import incidents, run_files
 from fdg_jax.training.job import learning_rates
 from fdg_jax.training.record import Record
@@ -59,7 +59,7 @@ def test_the_learning_rates_marked_are_those_of_the_schedule(changed):
     schedule = paper_schedule(config["learning_rate"], config["epochs"], per_epoch, config["warmup"] == "on")
     true = learning_rates(schedule, config["epochs"] * per_epoch, config["accumulate"])
     marked = np.zeros_like(true)
-    for epoch, rate in curves.learning_rates(config):
+    for epoch, rate in report_page.learning_rates(config):
         marked[round(epoch * per_epoch) :] = rate
     np.testing.assert_allclose(marked, true, rtol=1e-6)  # the schedule's are float32
 

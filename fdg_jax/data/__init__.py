@@ -2,7 +2,7 @@
 
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
-`load(data_dir) -> Stream`. Text, or tokens, is one file in `texts/` with `load(files, block_size) -> Text`. `source`
+`load(data_dir) -> Stream`. Text, or tokens, is one file in `texts/` with `load(files, block_size) -> Text`. `dataset`
 has what all three share. The other files are helpers (`tfds` reads prepared directories, `arrays` files of decoded
 arrays) or transform examples (`augment`). A slow import happens only when a data set needs it.
 """
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fdg_jax.data import pictures, sets, streams, texts
-from fdg_jax.data.dataset import Dataset, checked
-from fdg_jax.data.source import Source
+from fdg_jax.data.dataset import Dataset, Source, checked
 from fdg_jax.data.stream import Stream
 from fdg_jax.data.text import BLOCK_SIZE, Text
 from fdg_jax.errors import BadInput

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from fdg_jax.data.arrays import digest
+from fdg_jax.data.dataset import Source
 from fdg_jax.data.files import Encoded
-from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Stream, sample_indices
 from fdg_jax.data.text import Text
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.data import jpeg
+from fdg_jax.data.dataset import Source
 from fdg_jax.data.files import Encoded
 from fdg_jax.data.order import epoch_order
-from fdg_jax.data.source import Source
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.facts import usable_cores
 from fdg_jax.machine.output import say

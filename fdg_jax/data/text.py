@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fdg_jax.data.blocks import Blocks, OpenFile
-from fdg_jax.data.source import Source
+from fdg_jax.data.dataset import Source
 from fdg_jax.durable import make_private
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine.facts import cache_dir

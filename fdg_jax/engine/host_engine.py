@@ -23,17 +23,15 @@ from fdg_jax.engine.interface import (
 )
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.micro_batches import MicroBatches
-from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
+from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.transports import transport
 from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op, bp
-from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stages.functions import loss_of, metrics_of
-from fdg_jax.stages.one_program import OneProgramStage
 from fdg_jax.stages.shapes import examples
-from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.stage import OneProgramStage, Stage
 from fdg_jax.transport.devices import all_here
 
 Tree = Any

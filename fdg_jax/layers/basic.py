@@ -17,9 +17,16 @@ closure. `benchmarks/block_cost.py` measures what each of these faster forms gai
 the plain forms, and forms that were tried and dropped:
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost
+
+Names of the axes of weights, for stages on several devices: a name says along which axis a matrix is cut.
+
+Flax keeps such names in a box around an array. Outside of `naming`, weights are made without boxes, so that a module of
+this library gives plain arrays to everybody who initialises it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import flax.linen as nn
@@ -214,3 +221,22 @@ def three_layers(residual: Callable[[int, int], nn.Module], channels: Sequence[i
         for layer, width in enumerate(channels)
         for block in range(n)
     ]
+
+
+EMBED, HIDDEN, HEADS, VOCABULARY = "embed", "hidden", "heads", "vocabulary"  # the axes of a transformer's matrices
+_naming = ContextVar("naming", default=False)
+
+
+@contextmanager
+def naming() -> Iterator[None]:
+    """Within it, the layers of this library name the axes of the weights that they make."""
+    before = _naming.set(True)
+    try:
+        yield
+    finally:
+        _naming.reset(before)
+
+
+def named(draw: Initializer, *axes: str | None) -> Initializer:
+    """An initialiser whose arrays have names for their axes, within `naming`."""
+    return nn.with_logical_partitioning(draw, axes) if _naming.get() and any(axes) else draw

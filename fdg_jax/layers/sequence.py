@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fdg_jax.layers.axes import EMBED, HEADS, named
-from fdg_jax.layers.basic import Initializer, sum_dtype
+from fdg_jax.layers.basic import EMBED, HEADS, Initializer, named, sum_dtype
 
 EPSILON_RMS = 1e-6
 EPSILON_LAYER = 1e-5  # PyTorch's, and so GPT-2's
@@ -81,7 +80,7 @@ rms_norm.defvjp(_rms_forward, _rms_backward)
 class Dense(nn.Module):
     """x times a matrix, plus a bias if asked for: [..., c] -> [..., features]. Flax's names: `kernel`, `bias`.
 
-    axes: the names of the matrix's axes (fdg_jax.layers.axes).
+    axes: the names of the matrix's axes (fdg_jax.layers.basic).
     """
 
     features: int

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.optimizers.decoupled import decoupled
+from fdg_jax.optimizers.nadam import decoupled
 
 Array = jax.Array
 # Names of embeddings and output layers: of this library's transformer, of Flax's and Hugging Face's.

@@ -4,30 +4,33 @@ The page is made from the files of the run directory only. So it can be written 
 `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods, own_files
-from fdg_jax.config import OF_START
+from fdg_jax.config import OF_START, run_length
 from fdg_jax.errors import BadInput
 from fdg_jax.explorer import figure, timeline
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import spelled
 from fdg_jax.options.parser import Parser
-from fdg_jax.pages.charts import png
+from fdg_jax.pages.charts import Chart, curve, png
 from fdg_jax.pages.templates import render
+from fdg_jax.recipe import learning_rate_changes
 from fdg_jax.report import options_part
-from fdg_jax.report.curves import Events, charts
 from fdg_jax.report.results import having, movement
 from fdg_jax.runs import incidents, reading
 from fdg_jax.runs.incidents import Incident
 from fdg_jax.runs.progress import clock, count
+from fdg_jax.runs.reading import span
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
 from fdg_jax.schedule import Schedule
 
+Events = Sequence[Mapping[str, Any]]
 MOST_STAGES, MOST_PARTS = 8, 8  # the most for a readable picture of the schedule
 BEYOND = 3  # forward passes that are drawn after the latest gradient
 ORIGIN = ("backend", "processor", "cpus", "usable_cores", "platform", "git_commit", "started")
@@ -172,3 +175,43 @@ def main(arguments: Sequence[str]) -> int:
         raise BadInput(f"the report in {given.run} cannot be written: {error.strerror or error}.") from None
     print(given.run / "report.html")
     return 0
+
+
+def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart]:
+    """Training loss, test error, bits per byte of a text, learning rate and speed, over the epochs.
+
+    Arguments:
+        config: config.json, checked.
+        train, test: the lines of metrics.jsonl with a training loss, and those with a test error.
+    """
+    counted, paper = unit(train[-1] if train else {}), config.get("lr_schedule", "paper") == "paper"
+    rates = learning_rates(config) if paper else []
+    end = max((event["epoch"] for event in (*train, *test)), default=0.0)
+    marks = [x for (x, rate), (_, before) in zip(rates[1:], rates, strict=False) if rate != before and x < end]
+    shown = [  # title, name in the lines, lines, a style without dashes
+        ("Training loss", "train_loss", train, 0),
+        ("Test error (%)", "test_error_percent", test, 4),
+        ("Bits per byte of the test text", "test_bits_per_byte", test, 8),
+        ("Learning rate", "learning_rate", train, 0),
+        (f"{counted.capitalize()}/s", f"{counted}_per_second", train, 8),
+    ]
+    made = []
+    for title, key, events, style in shown:
+        there = [event for event in events if event.get(key) is not None]
+        points, rate = [(event["epoch"], event[key]) for event in there], key == "learning_rate"
+        if rate and paper and points:
+            passed = [each for each in rates if each[0] < end]
+            points = [*passed, (end, passed[-1][1])]
+        spans = () if rate else [span(event, key) for event in there]
+        lines = curve(title, style, points, spans)
+        if lines or key != "test_bits_per_byte":
+            made.append(Chart(title, "epochs", lines, marks, steps=rate))
+    return made
+
+
+def learning_rates(config: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """[(epoch, learning rate)] of the paper's schedule: where each rate begins to be used."""
+    length, M = run_length(config["train_size"] or 0, config["batch_size"], config["epochs"]), config["accumulate"]
+    changes = learning_rate_changes(config["learning_rate"], length.all_epochs, config["warmup"] == "on")
+    begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # the first of M accumulated batches decides for all
+    return [(b / max(1, length.per_epoch), rate) for b, rate in begins.items()]

@@ -94,10 +94,10 @@ def answer(given: argparse.Namespace) -> None:
 
 def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, Any]) -> None:
     """Writes the explorer, and opens it with --open. It is imported here, because the text needs no NumPy."""
-    from fdg_jax.explorer import choices, measured, page
+    from fdg_jax.explorer import choices, page
 
     choices.check_start(method, given.K, options)
-    run = None if given.measured is None else measured.read(given.measured)
+    run = None if given.measured is None else page.read(given.measured)
     content = page.page({"method": method.name, "K": given.K, **options}, run)
     file = given.html or Path(tempfile.mkdtemp(prefix="fdg_jax-")) / "explorer.html"
     output.write_file("--html", file, content)
@@ -107,7 +107,7 @@ def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, A
 
 def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options: Mapping[str, Any]) -> None:
     """Writes the picture and the trace."""
-    from fdg_jax.explorer import figure, timeline, trace
+    from fdg_jax.explorer import figure, timeline
 
     shown = timeline.timeline(schedule, method, ticks=given.ticks)
     title = ", ".join([f"{method.name}, K={given.K}", *(f"{name} {value}" for name, value in options.items())])
@@ -115,7 +115,7 @@ def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options:
         picture = figure.figure(shown, title, given.K, method.words, spread=method.places is not None)
         output.write_file("--svg", given.svg, picture)
     if given.trace is not None:
-        output.write_file("--trace", given.trace, json.dumps(trace.trace(shown, title, given.K)))
+        output.write_file("--trace", given.trace, json.dumps(timeline.trace(shown, title, given.K)))
 
 
 if __name__ == "__main__":

@@ -355,3 +355,42 @@ def reported_update(rule: UpdateRule, params: Tree, before: Tree, grads: Tree) -
 def divided(grads: Tree, n: jax.Array) -> Tree:
     """The mean of n gradients from their sum, in their own dtypes."""
     return jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), grads)
+
+
+class OneProgramStage(Stage):
+    """An ordinary stage with K = 1 that updates its weights by every batch, as one program: forward and backward pass,
+    and the update. Its states are those of `Stage`.
+
+    Nobody waits for what such a stage sends, so nothing is gained by dispatching the three by themselves. One program
+    costs the host one dispatch, and XLA fuses across their borders. The one program rounds otherwise than the three do.
+    On a CPU it is slower: there XLA computes activations again inside the transposed convolutions.
+
+    done: between F and B of a batch, its update: new weights, new state of the optimizer, and what is reported.
+    """
+
+    def __init__(self, spec: Spec, place: Place, **options: Any):
+        super().__init__(spec, place, **options)
+        forward, backward, rule = self.functions.forward, self.functions.backward, self.update_rule(spec)
+        self.done: list[Any] = []
+
+        def step(params, extra, opt_state, x, labels):
+            messages, extra, closure = forward(params, extra, x, labels)
+            grads, _ = backward(closure, params, x, None)
+            return messages, extra, *reported_update(rule, params, opt_state, grads)
+
+        takes, gives = "params extra opt_state x labels", "messages extra params opt_state report"
+        self._step = self.program(step, takes, gives, donate_argnums=2)
+
+    def forward(self, batch: int, x: Tree, labels: Tree = None) -> dict[str, Tree]:
+        """Dispatches F, B and the update. Returns {"loss": loss}."""
+        state = self.state
+        messages, extra, *self.done = self._step(state.params, state.extra, state.opt_state, x, labels)
+        self.state = state._replace(extra=extra)
+        return messages
+
+    def backward(self, batch: int, dy: Tree = None) -> dict[str, Tree]:
+        """Goes on with the weights that `forward` has made."""
+        params, opt_state, (self.bad, self.norm, _) = self.done
+        self.state = self.state._replace(params=params, opt_state=opt_state)
+        self.done, self.updates = [], self.updates + 1
+        return {"dy": None}

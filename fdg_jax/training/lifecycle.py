@@ -31,12 +31,12 @@ from fdg_jax.runs import incidents, reading, run_files, trackers
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training import job as jobs
-from fdg_jax.training import opening, trained, utilization
+from fdg_jax.training import opening, trained
 from fdg_jax.training.job import Job, check_data
 from fdg_jax.training.loop import Loop, Steps, to_end
 from fdg_jax.training.policies import about_job, versions
 from fdg_jax.training.processes import Peers, Silent
-from fdg_jax.training.record import Diverged, Record, Run
+from fdg_jax.training.record import Diverged, Record, Run, utilization, utilization_words
 
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 # If one of these changes between two sessions, the last bits of results may change.
@@ -501,7 +501,7 @@ def summarise(run: Run, parameters_sha256: str, state_sha256: str) -> dict[str, 
         "final_state_sha256": state_sha256,
         "test_loss": record.test_loss,
         **dataset.measures(record.test_loss),
-        **utilization.measured(job, rate),
+        **utilization(job, rate),
         "updates": pipeline.updates,
         "stage_parameters": pipeline.parameter_counts,
         "drained": o.drain,
@@ -541,7 +541,7 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
     print()
     done = (
         f"done: test error {summary['test_error_percent']:.2f}%{loss_words} after {epochs} on {summary['dataset']}, "
-        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}{utilization.words(summary)}"
+        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}{utilization_words(summary)}"
     )
     print(output.wrapped(done, width), file=output.loud())
     staleness = (

@@ -11,7 +11,7 @@ import jax
 
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import jax_internals
-from fdg_jax.machine.ports import hold_port
+from fdg_jax.machine.child import hold_port
 from fdg_jax.transport import gathering
 from fdg_jax.transport.devices import for_each, request_cpu_devices
 

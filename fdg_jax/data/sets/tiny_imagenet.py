@@ -13,7 +13,7 @@ import itertools
 import os
 from pathlib import Path
 
-from fdg_jax.data import arrays, directories, files
+from fdg_jax.data import arrays, files
 from fdg_jax.data.arrays import Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
@@ -45,14 +45,14 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 def find(data_dir: str | os.PathLike[str] | None) -> Path:
     """The unpacked folder: in data_dir, or data_dir itself. Raises Unavailable or BadInput if neither has it."""
-    base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    base = arrays.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     for folder in (base / FOLDER, base):
         if (folder / CLASSES).exists():
             return folder
     way_out = f"Unpack {URL} and give the directory that holds the folder {FOLDER} as --data-dir"
     if data_dir is None:
         raise Unavailable(f"Tiny-ImageNet isn't in {base / FOLDER}, and it is not downloaded by itself. {way_out}.")
-    found = ", ".join(path.name for path in directories.list_directory(base)[:5]) or "nothing"
+    found = ", ".join(path.name for path in arrays.list_directory(base)[:5]) or "nothing"
     raise BadInput(f"{base} has no {FOLDER} and no {CLASSES}; it holds {found}. {way_out}.")
 
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax.config import Config
-from fdg_jax.data.source import Source
 from fdg_jax.data.texts.tokens import TOKENIZER, tokenizer_of, tokenizer_sha256
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import said
@@ -32,10 +30,11 @@ def bytes_codec() -> Codec:
     return Codec(lambda text: [*text.encode()], lambda tokens: bytes(tokens).decode(errors="replace"))
 
 
-def codec_of(options: Config, tokenizer: str | None = None, sha256: str | None = None) -> Codec:
+def codec_of(options: Any, tokenizer: str | None = None, sha256: str | None = None) -> Codec:
     """How text becomes the tokens of a run: by bytes, by a tokenizer, or as their numbers, with spaces between.
 
     Arguments:
+        options: those of the run (fdg_jax.config.Config).
         tokenizer: its file; None: the one beside the run's tokens, if it is there.
         sha256: of the one that the run was made with, if it is known.
 
@@ -73,12 +72,12 @@ def start_of(text: str, codec: Codec, classes: int) -> list[int]:
     return tokens
 
 
-def sampled(options: Config, dataset: Source) -> tuple[Codec, list[int]] | None:
+def sampled(options: Any, classes: int) -> tuple[Codec, list[int]] | None:
     """(how text becomes tokens, the tokens that samples begin with) of --sample; None without it. Raises BadInput."""
     if options.sample is None:
         return None
     codec = codec_of(options)
-    return codec, start_of(options.sample, codec, dataset.classes)
+    return codec, start_of(options.sample, codec, classes)
 
 
 def continued(
