@@ -17,7 +17,7 @@ _MODULE_OF = {
     "from_functions": "stages.adapter",
     "from_nnx": "stages.from_nnx",
     "stage": "stages.adapter",
-    "tie": "stages.tied",
+    "tie": "stages.adapter",
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
     "join_processes": "transport.joining",
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     from fdg_jax.engine.evaluate import Evaluation
     from fdg_jax.engine.losses import Metrics
     from fdg_jax.errors import BadInput
-    from fdg_jax.stages.adapter import from_functions, stage
+    from fdg_jax.stages.adapter import from_functions, stage, tie
     from fdg_jax.stages.from_nnx import from_nnx
-    from fdg_jax.stages.tied import tie
     from fdg_jax.stages.weighted import Weighted
     from fdg_jax.training.trained import load_run
     from fdg_jax.transport.devices import emulate_cpu

@@ -10,7 +10,7 @@ from fdg_jax import cli, methods
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.recipe import paper_schedule
 from fdg_jax.report import options_part, report_page
-from fdg_jax.runs import incidents, run_files
+from fdg_jax.runs import run_files
 from fdg_jax.training.job import learning_rates
 from fdg_jax.training.record import Record
 
@@ -97,7 +97,7 @@ def test_the_command_asks_for_the_same_run(words):
 
 def test_what_was_refused_is_shown(tmp_path):
     stored_run(tmp_path, K=2)
-    incidents.add(tmp_path, 1234, "stage k=2 refused <b>update</b> 7.")
+    run_files.add_incident(tmp_path, 1234, "stage k=2 refused <b>update</b> 7.")
     with (tmp_path / "incidents.jsonl").open("a") as file:
         file.write('nonsense\n[1]\n{"step": "x", "fact": "y"}\n{"step": 5, "fact": "gone back"}\n')
     (tmp_path / "stalls.jsonl").write_text("{}\n{}\n")

@@ -33,7 +33,7 @@ from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import checked
-from fdg_jax.stages.around import name_of
+from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, Spec, drawing_key, loss_of, split_variables
 from fdg_jax.stages.nonfinite import guard_loss
 from fdg_jax.stages.own_modules import Shapes, check_loss, check_number, check_shapes, fitting_variables

@@ -7,8 +7,6 @@ has what all three share. The other files are helpers (`tfds` reads prepared dir
 arrays) or transform examples (`augment`). A slow import happens only when a data set needs it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

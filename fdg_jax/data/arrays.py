@@ -7,8 +7,6 @@ Prepared data sets are found in TFDS's layout, `<data directory>/<name>/<version
 directory, a file in its place, and an unreadable directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -5,8 +5,6 @@ This is the paper's recipe for CIFAR, as one function that jit, vmap and lax.sca
 the same to the last bit if a run is repeated, resumed, or computed by another engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

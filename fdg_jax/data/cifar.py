@@ -4,8 +4,6 @@ A data directory holds each data set either as TFDS prepares it (`cifar10/<versi
 (`cifar10.npz`). A download makes this file from the official archive. Images keep their order.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -4,8 +4,6 @@ A `Dataset` (images) and a `Text` (tokens) hold their examples as arrays; a `Str
 runs. All are a `Source`, so that other code works with images and tokens alike.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, Self

@@ -7,8 +7,6 @@ Arrays in memory and text are hashed completely. For images that stay in their f
 only the names, labels and sizes of all files are hashed, and the bytes of a sample of the images.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeGuard, cast
 
 import numpy as np

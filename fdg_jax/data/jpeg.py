@@ -6,8 +6,6 @@ DenseNet's recipe, with PyTorch's usual ranges of scale and aspect ratio. Resizi
 over all pixels when it shrinks. Colours and brightness are not changed.
 """
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -6,8 +6,6 @@ x_train, y_train, x_test and y_test, as Keras has them. Nobody has said whether 
 so images in memory are only cropped at random.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

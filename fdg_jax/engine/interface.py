@@ -14,7 +14,7 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
-from fdg_jax.stages.around import name_of
+from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import Spec, StageState, raw_key
 from fdg_jax.stages.nonfinite import all_finite
 from fdg_jax.stages.preprocessing import Preprocess

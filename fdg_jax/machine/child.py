@@ -90,7 +90,7 @@ def hold_port(address: str) -> tuple[str, socket.socket]:
     """A free port at an IPv4 address, and a socket that holds it until it is closed or its process ends.
 
     On Linux, the system then gives the port to no other program and no connection, but a server that sets SO_REUSEADDR
-    can listen there, as JAX's servers and `fdg_jax.transport.gathering` do. Other systems would refuse these servers,
+    can listen there, as JAX's servers and `fdg_jax.transport.joining` do. Other systems would refuse these servers,
     so on them the returned socket is closed already, and the port may be taken a moment later.
 
     Returns: (address and port, e.g. "127.0.0.1:40001", the socket).

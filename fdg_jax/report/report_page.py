@@ -23,11 +23,10 @@ from fdg_jax.pages.templates import render
 from fdg_jax.recipe import learning_rate_changes
 from fdg_jax.report import options_part
 from fdg_jax.report.results import having, movement
-from fdg_jax.runs import incidents, reading
-from fdg_jax.runs.incidents import Incident
+from fdg_jax.runs import reading, run_files
 from fdg_jax.runs.progress import clock, count
 from fdg_jax.runs.reading import span
-from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
+from fdg_jax.runs.run_files import CONFIG, SUMMARY, Incident, unit
 from fdg_jax.schedule import Schedule
 
 Events = Sequence[Mapping[str, Any]]
@@ -55,7 +54,7 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
     drawn = charts(config, train, test)
     png(run / "curves.png", options_part.title(config), drawn[:2])
     beside = run / "report.html.part"
-    shown = page(config, events, summary, incidents.read(run), incidents.stalls(run))
+    shown = page(config, events, summary, run_files.read_incidents(run), run_files.stalls(run))
     beside.write_text(shown, encoding="utf-8")
     beside.replace(run / "report.html")
 

@@ -20,7 +20,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stages.around import Around, Path, found
+from fdg_jax.stages.adapter import Around, Path, found
 from fdg_jax.stages.sharded import unboxed
 from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switches
 

@@ -19,7 +19,7 @@ from optax import contrib
 from fdg_jax.arrays import check_usable, flattened, native
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.stages.around import name_of
+from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, functions, key_shape, loss_of, metrics_of, split_variables
 from fdg_jax.stages.preprocessing import Preprocess, preprocessed
 from fdg_jax.stages.reported import joined, taken

@@ -20,14 +20,14 @@ from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
-from fdg_jax.data.loading import LoaderFailed
+from fdg_jax.data.stream import LoaderFailed
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
 from fdg_jax.machine import compile_cache, gpu_flags, jax_settings, output
 from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.report import report_page
-from fdg_jax.runs import incidents, reading, run_files, trackers
+from fdg_jax.runs import reading, run_files, trackers
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training import job as jobs
@@ -387,7 +387,7 @@ def train(run: Run, signals: Signals) -> Steps[int]:
             run_files.write_json(run.path / run_files.SUMMARY, summary)
     except tuple(ENDINGS) as error:
         if first and isinstance(error, Diverged):
-            incidents.add(run.path, error.step, f"{error}. The run ended there.")
+            run_files.add_incident(run.path, error.step, f"{error}. The run ended there.")
         if first and not isinstance(error, OSError) and durable.is_same_folder(run.path, began_in):
             write_report(run.path, quietly=isinstance(error, SaveFailed))
         return end(error, run)

@@ -19,16 +19,14 @@ import numpy as np
 
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.config import Config
-from fdg_jax.data.blocks import anywhere
 from fdg_jax.data.dataset import Dataset, Source
-from fdg_jax.data.loading import Loading
 from fdg_jax.data.order import drawn, epoch_order
 from fdg_jax.data.sampling import LENGTH, continued, sampled
-from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
-from fdg_jax.data.text import Text
+from fdg_jax.data.stream import Loader, Loading, Stream, TestBatches, TrainBatches
+from fdg_jax.data.text import Text, anywhere
 from fdg_jax.errors import reason
 from fdg_jax.machine.signals import Signals, Stopped
-from fdg_jax.runs import incidents
+from fdg_jax.runs import run_files
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Run
@@ -83,7 +81,7 @@ class Loop:
         """Prints a warning about values that are not finite, and keeps it for the report."""
         self.progress.say(line)
         if self.job.peers.first:
-            incidents.add(self.run.path, self.record.step, line.removeprefix("WARNING: "))
+            run_files.add_incident(self.run.path, self.record.step, line.removeprefix("WARNING: "))
 
     def train(self) -> Steps[None]:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""

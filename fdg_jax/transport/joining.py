@@ -1,10 +1,21 @@
-"""Joins several processes into one pipeline, on one host or on several: `jax.distributed`, set up for it."""
+"""Joins several processes into one pipeline, on one host or on several: `jax.distributed`, set up for it.
 
+`gather` waits at the coordinator's port until all processes of a run have come, before JAX's own service listens there.
+JAX ends a process by SIGABRT if another process does not come. It also shares a port at which another run listens, and
+a foreign process with the number of one of the run's processes ends that run. So process 0 first listens itself: it
+greets every process that connects, reads its number, and lets all go on when they are complete. A process that is not
+greeted has not found its own run, and sends nothing.
+"""
+
+import contextlib
 import os
+import select
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from ipaddress import AddressValueError, IPv4Address
+from threading import Lock, Thread
 from typing import Any
 
 import jax
@@ -12,8 +23,120 @@ import jax
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import jax_internals
 from fdg_jax.machine.child import hold_port
-from fdg_jax.transport import gathering
 from fdg_jax.transport.devices import for_each, request_cpu_devices
+
+GREETING, GO, REFUSED = b"fdg_jax\n", b"go\n", b"no\n"  # the words of process 0
+LOOK_SECONDS = 0.2  # between two attempts to connect
+ANSWER_SECONDS = 5.0  # for a greeting
+STRANGE_SECONDS = 15.0  # how long something else may listen there, such as process 0 of a run that is ending
+OWN_PORT = "Give each run a port of its own, which process 0 can listen at, and each process its own number."
+LONGEST = 20  # bytes of a number
+ACCEPT_SECONDS = 0.05  # between two checks of process 0 for new numbers
+
+
+class Absent(Exception):
+    """Not all processes have come in time; the text says which."""
+
+
+def gather(coordinator: str, process: int, processes: int, seconds: float) -> None:
+    """Returns when all processes have called it.
+
+    Arguments:
+        coordinator: IPv4 address and port, which process 0 can listen at.
+        process, processes: the number of this process, from 0, and the number of processes.
+        seconds: how long to wait for the others.
+
+    Raises:
+        BadInput: another program has the port, or another process has this one's number.
+        Absent: the time is over.
+    """
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + seconds
+    (receive if process == 0 else come)((host, int(port)), process, processes, until)
+
+
+def receive(place: tuple[str, int], _: int, processes: int, until: float) -> None:
+    """Process 0: greets the others, and lets them go on together. A thread listens to each connection, so that a
+    foreign process that sends nothing delays no other."""
+    with contextlib.ExitStack() as held:
+        try:
+            listening = held.enter_context(socket.create_server(place))  # connections of an earlier run do no harm
+        except OSError as error:
+            fact = f"process 0 cannot listen at {place[0]}:{place[1]}: {reason(error)}"
+            raise BadInput(f"{fact}. {OWN_PORT}") from None
+        listening.settimeout(ACCEPT_SECONDS)
+        here, lock = dict[int, socket.socket](), Lock()
+        while len(here) < processes - 1:
+            if time.monotonic() > until:
+                missing = sorted(set(range(1, processes)) - here.keys())
+                raise Absent(f"process {', '.join(map(str, missing))}")
+            with contextlib.suppress(OSError):
+                other = held.enter_context(listening.accept()[0])
+                Thread(target=hear, args=(other, until, range(1, processes), here, lock), daemon=True).start()
+        for other in here.values():
+            with contextlib.suppress(OSError):  # it is gone, which JAX will notice
+                other.sendall(GO)
+
+
+def hear(other: socket.socket, until: float, numbers: range, here: dict[int, socket.socket], lock: Lock) -> None:
+    """Greets a process that has connected, and adds it to those that are here by the number that it sends. If it sends
+    anything else, it is disconnected."""
+    with contextlib.suppress(OSError):
+        other.sendall(GREETING)
+        said = line(other, until).strip()
+        if not said.isdigit():
+            return other.close()
+        with lock:
+            if int(said) in numbers and (int(said) not in here or has_left(here[int(said)])):
+                here[int(said)] = other
+                return
+        other.sendall(REFUSED)
+        other.close()
+
+
+def has_left(other: socket.socket) -> bool:
+    """Whether a waiting process has closed its connection, because it has ended."""
+    return bool(select.select([other], [], [], 0)[0])  # it sends nothing while it waits
+
+
+def come(place: tuple[str, int], process: int, processes: int, until: float) -> None:
+    """A process other than 0: sends its number, and waits until all have come."""
+    strange = 0.0  # since when something else listens there
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(OSError), socket.create_connection(place, timeout=min(ANSWER_SECONDS, left)) as way:
+            if way.getsockname() == way.getpeername():  # where nobody listens, TCP can connect a port with itself
+                continue
+            if line(way, min(until, time.monotonic() + ANSWER_SECONDS)) == GREETING:
+                strange = 0.0
+                way.sendall(f"{process}\n".encode())
+                answer = line(way, until)
+                if answer == GO:
+                    return
+                if answer == REFUSED:
+                    fact = f"process 0 at {place[0]}:{place[1]} has a process {process} already, or expects none"
+                    raise BadInput(f"{fact}. {OWN_PORT}")
+            else:
+                strange = strange or time.monotonic()
+        if strange and time.monotonic() - strange > STRANGE_SECONDS:
+            fact = f"another program listens at {place[0]}:{place[1]}, not the process 0 that waits for this process"
+            raise BadInput(f"{fact}. {OWN_PORT}")
+        time.sleep(LOOK_SECONDS)
+    raise Absent(f"process 0 at {place[0]}:{place[1]}, or another one that it waits for")
+
+
+def line(way: socket.socket, until: float) -> bytes:
+    """Receives a line of at most LONGEST bytes. Raises OSError; a TimeoutError, which is one, once time `until` is
+    over, even if bytes keep arriving."""
+    said = b""
+    while not said.endswith(b"\n") and len(said) < LONGEST:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError
+        way.settimeout(left)
+        if not (more := way.recv(1)):
+            break
+        said += more
+    return said
+
 
 HEARTBEAT_SECONDS = 60  # after so long without a sign of life, a process counts as dead
 JOINING_SECONDS = 120  # for all processes to come
@@ -71,7 +194,7 @@ def join_processes(
         ) from error
     with held:
         set_up(sum(for_each(R, K)), address, transfers)
-        gathering.gather(coordinator, process, processes, JOINING_SECONDS)
+        gather(coordinator, process, processes, JOINING_SECONDS)
         initialize(coordinator, process, processes, detect)
         held.detach()  # it stays open, for JAX listens at the port only when the first array is copied
     sys.excepthook = leave_at_once

@@ -6,8 +6,6 @@ unchanged: each pixel becomes a 4x4 square (exact on every machine, unlike an in
 stratified: a fifth of each class, chosen by a frozen generator, is for testing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fdg_jax.data.dataset import Dataset

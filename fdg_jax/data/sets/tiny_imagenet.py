@@ -7,8 +7,6 @@ Crop and flip are CIFAR's. The paper says "random cropping" without a number of 
 side, like CIFAR's 4 of 32.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path

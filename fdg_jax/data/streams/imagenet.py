@@ -7,8 +7,6 @@ become 224x224 (see `jpeg`). Classes 0, 1, ... are WordNet's numbers, sorted, as
 Folders with other classes or fewer images are read too; the run then prints a prominent note that this is not ImageNet.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 from importlib import resources

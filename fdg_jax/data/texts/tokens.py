@@ -6,8 +6,6 @@ read block by block, so memory does not grow with them. They are read once at th
 token. Beside them only a `tokenizer.json` is opened, for its hash, and `encoded.json`, for the bytes that were encoded.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import importlib
@@ -22,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from fdg_jax import strict_json
-from fdg_jax.data.blocks import Blocks, OpenFile
-from fdg_jax.data.text import CHUNK, Text, without_last_tenth
+from fdg_jax.data.text import CHUNK, Blocks, OpenFile, Text, without_last_tenth
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
 
 HEADER = 256  # int32 numbers
