@@ -115,9 +115,7 @@ def scale_by_rotation(
     return optax.GradientTransformation(init, update)
 
 
-def turned(
-    side: Side, product: Array, square: Array, axis: int, n: Array, b2: float, every: int
-) -> tuple[Side, Array]:
+def turned(side: Side, product: Array, square: Array, axis: int, n: Array, b2: float, every: int) -> tuple[Side, Array]:
     """The side with the new product, and the second moment [rows, columns] in its new coordinates.
 
     Arguments:
