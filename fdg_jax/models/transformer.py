@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
-from fdg_jax.layers.basic import EMBED, HIDDEN, VOCABULARY, named
+from fdg_jax.layers import EMBED, HIDDEN, VOCABULARY, named
 from fdg_jax.layers.sequence import CausalAttention, Dense, LayerNorm, RMSNorm
 from fdg_jax.options.fields import option, said
 

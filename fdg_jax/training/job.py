@@ -27,7 +27,7 @@ from fdg_jax.config import FIELDS, Config, model_options, run_length, values
 from fdg_jax.data import fingerprint
 from fdg_jax.data.sampling import sampled
 from fdg_jax.errors import BadInput, NoEffect
-from fdg_jax.layers.basic import EMBED, HEADS, HIDDEN
+from fdg_jax.layers import EMBED, HEADS, HIDDEN
 from fdg_jax.machine import facts
 from fdg_jax.machine.output import say
 from fdg_jax.methods.interface import Method
@@ -92,7 +92,7 @@ def network_input(dataset: data.Source, batch_size: int) -> Any:
     return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))
 
 
-# Which axes of a transformer's weights (fdg_jax.layers.basic) are cut over which axes of a stage's mesh.
+# Which axes of a transformer's weights (fdg_jax.layers) are cut over which axes of a stage's mesh.
 TENSOR, FSDP = ((HEADS, "tensor"), (HIDDEN, "tensor")), ((EMBED, "data"),)
 
 
