@@ -21,7 +21,7 @@ from fdg_jax.options.parser import Parser
 from fdg_jax.pages.charts import Chart, curve, png
 from fdg_jax.pages.templates import render
 from fdg_jax.recipe import learning_rate_changes
-from fdg_jax.report import options_part
+from fdg_jax.report import results
 from fdg_jax.report.results import having, movement
 from fdg_jax.runs import reading, run_files
 from fdg_jax.runs.progress import clock, count
@@ -52,7 +52,7 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
     summary = reading.summary(run) if os.path.lexists(run / SUMMARY) else {}
     train, test = having(events, "train_loss"), having(events, "test_error_percent")
     drawn = charts(config, train, test)
-    png(run / "curves.png", options_part.title(config), drawn[:2])
+    png(run / "curves.png", results.title(config), drawn[:2])
     beside = run / "report.html.part"
     shown = page(config, events, summary, run_files.read_incidents(run), run_files.stalls(run))
     beside.write_text(shown, encoding="utf-8")
@@ -71,12 +71,12 @@ def page(
         stalls: the number of reported stalls.
     """
     train, test = having(events, "train_loss"), having(events, "test_error_percent")
-    method, options = methods.find(config["method"]), options_part.of_run(config)
+    method, options = methods.find(config["method"]), results.of_run(config)
     schedule = method.schedule(config["K"], **method.accepted({n: config[n] for n in method.answers_to})[0])
     small = schedule.K <= MOST_STAGES and max(schedule.micro_batches, schedule.accumulate) <= MOST_PARTS
     return render(
         "report/run.html",
-        title=options_part.title(config),
+        title=results.title(config),
         config=config,
         summary=summary,
         step=events[-1]["step"] if events else 0,
@@ -84,15 +84,15 @@ def page(
         method=method,
         schedule=schedule,
         picture=picture(method, schedule) if small and method.places is None else "",
-        shrinks=options_part.shrinks(config),
+        shrinks=results.shrinks(config),
         cards=cards(config, train, test, summary),
         charts=charts(config, train, test),
         stages=stages(config, summary),
         refused=refused,
         stalls=stalls,
         begun_anew=sum(session.get("batch") == 0 for session in config.get("resumed") or []),
-        command=options_part.command(config),
-        chosen=[(spelled(n), v, options_part.meaning(n)) for n, v in options_part.chosen(config).items()],
+        command=results.command(config),
+        chosen=[(spelled(n), v, results.meaning(n)) for n, v in results.chosen(config).items()],
         options=[(spelled(name), value) for name, value in options.items()],
         origin=[*((name, config.get(name)) for name in ORIGIN), *config.get("versions", {}).items()],
     )
