@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.state import number
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.core import Address, Schedule
+from fdg_jax.schedule import Address, Schedule
 from fdg_jax.schedule.walk import walk
 from fdg_jax.stages.stage import Stage
 

@@ -13,7 +13,7 @@ from typing import Any
 from fdg_jax import strict_json
 from fdg_jax.errors import BadInput
 from fdg_jax.explorer.tables import tables
-from fdg_jax.pages.templates import render
+from fdg_jax.pages import render
 
 
 def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | None = None) -> str:

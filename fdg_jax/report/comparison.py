@@ -15,9 +15,8 @@ import numpy as np
 from fdg_jax.config import FIELDS
 from fdg_jax.machine import output
 from fdg_jax.options.fields import words
-from fdg_jax.pages import charts
+from fdg_jax.pages import charts, render
 from fdg_jax.pages.charts import Chart, Line
-from fdg_jax.pages.templates import render
 from fdg_jax.report.results import Group, Point, Result, groups, has, movement, value_of
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit

@@ -18,8 +18,8 @@ from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import spelled
 from fdg_jax.options.parser import Parser
+from fdg_jax.pages import render
 from fdg_jax.pages.charts import Chart, curve, png
-from fdg_jax.pages.templates import render
 from fdg_jax.recipe import learning_rate_changes
 from fdg_jax.report import results
 from fdg_jax.report.results import having, movement

@@ -14,7 +14,7 @@ from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.parser import Parser
-from fdg_jax.schedule.core import Schedule, check_K
+from fdg_jax.schedule import Schedule, check_K
 from fdg_jax.schedule.summary import describe
 
 LARGEST = {"K": 100, "ticks": 10_000, "accumulate": 1_000, "micro_batches": 1_000}

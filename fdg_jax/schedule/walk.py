@@ -7,7 +7,7 @@ is in flight after a tick, and the simulator. Only the host loop, which runs the
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fdg_jax.schedule.core import Address, Op, Schedule, Tick
+from fdg_jax.schedule import Address, Op, Schedule, Tick
 
 
 class Step(NamedTuple):
