@@ -17,7 +17,7 @@ _MODULE_OF = {
     "from_functions": "stages.adapter",
     "from_nnx": "stages.from_nnx",
     "stage": "stages.adapter",
-    "tie": "stages.adapter",
+    "tie": "stages.tied",
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
     "join_processes": "transport.joining",
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from fdg_jax.errors import BadInput as BadInput
     from fdg_jax.stages.adapter import from_functions as from_functions
     from fdg_jax.stages.adapter import stage as stage
-    from fdg_jax.stages.adapter import tie as tie
     from fdg_jax.stages.from_nnx import from_nnx as from_nnx
+    from fdg_jax.stages.tied import tie as tie
     from fdg_jax.stages.weighted import Weighted as Weighted
     from fdg_jax.training.trained import load_run as load_run
     from fdg_jax.transport.devices import emulate_cpu as emulate_cpu

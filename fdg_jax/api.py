@@ -31,8 +31,8 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
-from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.preprocessing import Preprocess
+from fdg_jax.stages.switches import name_of
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]

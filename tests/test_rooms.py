@@ -54,10 +54,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "watch": (),
     "sweep": ("errors", "durable", "machine", *CONFIGURED, "config_file", "cli", "checks", "runs", "report"),
     "training": ("recipe", *BELOW_API, "api", "data", "gpt2", "block_times", "cli", "runs", "report", "sweep"),
-    "experiments": ("machine", "report", "training"),
-    "evaluate": ("errors", "options", "machine", "own_files", "training"),
-    "export": ("errors", "machine", "gpt2", "training", "evaluate"),
-    "sample": ("errors", "options", "config", "machine", "data", "training", "evaluate"),
+    "experiments": ("errors", "machine", "data", "options", "config", "cli", "checks", "runs", "report", "sweep",
+                    "training"),
+    "evaluate": ("errors", "options", "machine", "own_files", "training", "experiments"),
+    "export": ("errors", "machine", "gpt2", "training", "experiments", "evaluate"),
+    "sample": ("errors", "options", "config", "machine", "data", "training", "experiments", "evaluate"),
     "launch": ("errors", "options", "machine"),
 }
 # A registry finds the files of its own room by their names.

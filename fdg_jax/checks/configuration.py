@@ -18,7 +18,6 @@ from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import checked
-from fdg_jax.stages.adapter import name_of
 from fdg_jax.stages.functions import ComputeOptions, Spec, drawing_key, loss_of, split_variables
 from fdg_jax.stages.nonfinite import guard_loss
 from fdg_jax.stages.own_modules import Shapes, check_loss, check_number, check_shapes, fitting_variables
@@ -27,6 +26,7 @@ from fdg_jax.stages.preprocessing import preprocessed
 from fdg_jax.stages.shapes import describe, examples, shape_of
 from fdg_jax.stages.sharded import first_variables, shardings
 from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.switches import name_of
 from fdg_jax.stages.tracing import TracedModule, trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
 from fdg_jax.transport.devices import MeshPlace, Place, all_here, check_no_mesh, is_here

@@ -1,13 +1,9 @@
 """Makes stages of modules as they come: with other names of the training switch, with several inputs, with auxiliary
 outputs, or as plain functions. `stage` and `from_functions` say in a line what a wrapper class would say in ten.
-
-`stage` and `tie` return modules around another one, whose variables keep their names. With `tie` several stages share
-weights. One stage owns them, as they lie on its device and its optimizer updates them. It sends them on beside its
-outputs; their gradient comes back with that of the outputs, and is as late.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,41 +14,9 @@ import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
 from fdg_jax.stages.reported import METRICS
-from fdg_jax.stages.switches import LOSSES, SWITCHES, Tell, arguments, by_position
+from fdg_jax.stages.switches import LOSSES, SWITCHES, Around, Held, Tell, by_position, name_of
 
 Tree = Any
-Path = tuple[Any, ...]  # of a module or an array in nested dictionaries of variables
-
-
-class Held:
-    """A module in a field of another one, whose submodule it is not."""
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-
-
-class Around(nn.Module):
-    """A module around another one, whose variables it has under the same names."""
-
-    held: Held
-    passes_train_on = True  # hands `train` to its parts, and does nothing else with it
-
-    @property
-    def inner(self) -> nn.Module:
-        """The other module, for a call."""
-        return self.held.module.clone(parent=self.scope)
-
-
-def name_of(module: nn.Module) -> str:
-    """The name of a module's class; for a module around another one, that of the inner module."""
-    return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__
-
-
-def found(tree: Any, path: Path) -> Any:
-    """What lies in nested dictionaries at a path; None if nothing does."""
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree
 
 
 class Call(NamedTuple):
@@ -258,90 +222,3 @@ WHOLE = "whole tree"  # the name of variables that are no dictionary
 def as_names(tree: Tree) -> Mapping[str, Tree]:
     """A tree of variables as a dictionary."""
     return tree if isinstance(tree, Mapping) else {WHOLE: tree}
-
-
-class WithTable(NamedTuple):
-    """A message with the shared weights. x: the message. table: the weights of the shared module."""
-
-    x: Tree
-    table: Tree
-
-
-def tie(stages: Sequence[nn.Module], shared: nn.Module) -> list[nn.Module]:
-    """Ties a module that stands in several stages, or blocks: they share its weights, as in plain Flax.
-
-    The first stage with it owns the weights. Every message from there to the last stage with it carries them as well,
-    which adds their bytes for each batch and boundary. A later stage uses the version that the batch brought along.
-
-    Arguments:
-        stages: the stages or blocks of a `Pipeline`.
-        shared: the linen module that is the same object in several of them: one of them itself, or within its fields.
-
-    Returns: the stages or blocks, for `Pipeline`. Only the owner has the weights among its variables.
-
-    Raises:
-        BadInput: the module is in fewer than two of them.
-
-    Example: `tie([Tokens(embed), Layer(), Layer(), Head(embed)], embed)`, where `Head` calls `self.embed.attend`
-    """
-    from fdg_jax.stages.from_nnx import parts  # here: importing flax.nnx takes half a second
-
-    places: list[Path | None] = [
-        next((path for part, path, _ in parts(module) if part is shared), None) for module in stages
-    ]
-    have = [at for at, path in enumerate(places) if path is not None]
-    if len(have) < 2:
-        fact = f"{len(have)} of {len(stages)} stages have this {type(shared).__name__} in their fields: tie needs two"
-        raise BadInput(f"{fact}. Give the same object to each, as in embed = nn.Embed(256, 64); [A(embed), B(embed)].")
-    first, last = have[0], have[-1]
-    return [
-        Tied(Held(module), path, at == first, at == last) if first <= at <= last else module
-        for at, (module, path) in enumerate(zip(stages, places, strict=True))
-    ]
-
-
-class Tied(Around):
-    """A stage from the owner of shared weights to the last one that uses them.
-
-    where: the path of the shared module in the stage's variables; None if this stage does not have it.
-    owns, last: whether it is the first, or the last, of the stages with the shared module.
-    """
-
-    where: Path | None
-    owns: bool
-    last: bool
-
-    def __call__(self, x: Any, train: bool) -> Any:
-        module = self.inner
-        if self.owns:
-            y = call(module, x, train)
-            return WithTable(y, found(self.variables["params"], self.where or ()))
-        x, table = x
-        if self.where is None:
-            return WithTable(call(module, x, train), table)
-        place = ("params", *self.where)
-        with_table = nn.map_variables(
-            lambda module, x: call(module, x, train),
-            "params",
-            trans_in_fn=lambda variables: put(variables, place, table),
-            trans_out_fn=lambda variables: put(variables, place, None),
-            init=self.is_initializing(),
-            mutable=self.is_initializing(),
-        )
-        y = with_table(module, x)
-        return y if self.last else WithTable(y, table)
-
-
-def call(module: nn.Module, x: Tree, train: bool) -> Tree:
-    """The result of a stage's module."""
-    given, named = arguments(module, x, train)
-    return module(*given, **named)
-
-
-def put(tree: Mapping[str, Tree], path: Path, value: Tree | None) -> dict[str, Tree]:
-    """Nested dictionaries with a value at a path, or without what is there."""
-    if not path:
-        return dict(value or {})
-    name, *rest = path
-    inner = put(tree.get(name, {}), tuple(rest), value) if rest or value is not None else None
-    return {**{key: each for key, each in tree.items() if key != name}, **({} if inner is None else {name: inner})}

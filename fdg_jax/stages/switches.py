@@ -2,6 +2,7 @@
 
 A stage or a block gets `train`. If a part within it has a switch and is called without it, the switch has its default.
 Then dropout may stay off, or batch statistics never move, without any error. So training is traced once with `Untold`.
+An `Around`, which `fdg_jax.stage` and `fdg_jax.tie` return, hands `train` on to the module that it is around.
 """
 
 import inspect
@@ -10,9 +11,11 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import numpy as np
 
 Tree = Any
+Path = tuple[Any, ...]  # of a module or an array in nested dictionaries of variables
 LOSSES = "losses"  # the collection whose sown values are added to a stage's loss; it exists in training only
 # The names of switches in Flax and in code written for it, each with its value in training.
 SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
@@ -188,3 +191,34 @@ def refusal(who: str, part: str, switch: Switch) -> str:
     what = "an argument" if switch.argument else "a field"
     fact = f"{whole} has {what} `{switch.name}`, which nobody would set: it is {switch.value} in training, too"
     return f"{fact}, so that dropout is off, or batch statistics never move. {WAY_OUT} {FROZEN}"
+
+
+class Held:
+    """A module in a field of another one, whose submodule it is not."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+
+class Around(nn.Module):
+    """A module around another one, whose variables it has under the same names."""
+
+    held: Held
+    passes_train_on = True  # hands `train` to its parts, and does nothing else with it
+
+    @property
+    def inner(self) -> nn.Module:
+        """The other module, for a call."""
+        return self.held.module.clone(parent=self.scope)
+
+
+def name_of(module: nn.Module) -> str:
+    """The name of a module's class; for a module around another one, that of the inner module."""
+    return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__
+
+
+def found(tree: Any, path: Path) -> Any:
+    """What lies in nested dictionaries at a path; None if nothing does."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
