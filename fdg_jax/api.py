@@ -142,10 +142,7 @@ class Pipeline:
         self._engine: Engine | None = None
 
     def init(
-        self,
-        key: jax.Array,
-        example_batch: Batch,
-        variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
+        self, key: jax.Array, example_batch: Batch, variables: Sequence[Mapping] | Mapping[str, Tree] | None = None
     ):
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
 

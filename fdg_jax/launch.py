@@ -74,9 +74,7 @@ EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m fdg_jax.launch",
-        usage="%(prog)s --processes N [OPTIONS] -- WORDS FOR PYTHON",
-        description=ABOUT,
+        prog="python -m fdg_jax.launch", usage="%(prog)s --processes N [OPTIONS] -- WORDS FOR PYTHON", description=ABOUT
     )
     add = made.add_argument
     add("--processes", type=int, required=True, metavar="N", help="how many processes to start")

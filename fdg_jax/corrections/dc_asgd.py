@@ -35,10 +35,7 @@ class Options:
         "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
     )
     compensation_strength: float = option(
-        0.0,
-        "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.",
-        metavar="LAMBDA",
-        inside="[0, inf)",
+        0.0, "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.", metavar="LAMBDA", inside="[0, inf)"
     )
 
 

@@ -172,11 +172,7 @@ def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Init
 
 
 def built(
-    options: Config,
-    dataset: data.Source,
-    peers: Peers,
-    parts: Partition | None = None,
-    initial: Initial | None = None,
+    options: Config, dataset: data.Source, peers: Peers, parts: Partition | None = None, initial: Initial | None = None
 ) -> Job:
     """The job on loaded data. parts: the stages, if they are known. Raises BadInput."""
     method = methods.find(options.method)
@@ -398,11 +394,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def initialise(
-    pipeline: Pipeline,
-    parts: Partition,
-    dataset: data.Source,
-    options: Config,
-    initial: Initial | None,
+    pipeline: Pipeline, parts: Partition, dataset: data.Source, options: Config, initial: Initial | None
 ) -> None:
     """Initialises the whole network, then cuts it, so that the initial weights are the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size

@@ -96,11 +96,7 @@ class Saving:
     """
 
     def __init__(
-        self,
-        run: Run,
-        say: Callable[[str], None],
-        nonfinite: NonFinitePolicy,
-        unfinished: UnfinishedOperations | None,
+        self, run: Run, say: Callable[[str], None], nonfinite: NonFinitePolicy, unfinished: UnfinishedOperations | None
     ):
         self.job, self.options, self.record, self.pipeline = run.job, run.job.options, run.record, run.job.pipeline
         self.say, self.nonfinite, self.unfinished = say, nonfinite, unfinished
