@@ -268,7 +268,9 @@ def cores_for(jobs: int) -> list[int | None]:
     return list(cores[:jobs])
 
 
-def start(one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None, alone: bool) -> Child:
+def start(
+    one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None, alone: bool
+) -> Child:
     """Starts a run. words: after the interpreter. how: "started" or "continued". alone: no run at the same time."""
     where = "" if core is None else f" on core {core}"
     print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)

@@ -126,7 +126,9 @@ class Seeds:
         of_runs = jax.tree.map(lambda a: a.swapaxes(0, 1), (report, norms))
         return self.parts((of_runs[0], None if bad is None else bad[-1], of_runs[1]))
 
-    def evaluate(self, engine: ScanEngine, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
+    def evaluate(
+        self, engine: ScanEngine, batches: Iterable, transform: Callable[[Tree], Tree] | None
+    ) -> Evaluation:
         """Loss and error of a run. The first run that asks evaluates all of them, on its batches."""
         found = self.evaluations
         if found is None:
