@@ -28,7 +28,7 @@ from fdg_jax import models
 from fdg_jax.data.stream import AHEAD, Loader, Stream, TrainBatches
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.cores import pinned
+from fdg_jax.machine.facts import pinned
 
 PHOTO, QUALITY, CLASSES = (500, 375), 90, 10
 LOADER = "loader, workers="

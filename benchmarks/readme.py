@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.harness.report import append, machine, say
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 
 HERE = Path(__file__).parent
@@ -79,6 +80,7 @@ def rendered(text: str, last: dict[str, str]) -> str:
     return SHOWN.sub(fill, text)
 
 
+@output.command
 def main(arguments: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"python -m {__package__}.readme", description=__doc__, formatter_class=raw)
@@ -87,15 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = results()
     texts = (page.read_text(encoding="utf-8") for page in pages())
     lines = [command(match["command"]) for text in texts for match in SHOWN.finditer(text)]
-    try:
-        given = parser.parse_args(arguments)
-        wanted = [line for line in lines if not given.words or any(word in line for word in given.words)]
-        if not wanted:
-            fact = f"no command in {RESULTS}/*.md contains {' or '.join(given.words)}. The commands are:"
-            raise BadInput("\n  ".join([fact, *lines]))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(arguments)
+    wanted = [line for line in lines if not given.words or any(word in line for word in given.words)]
+    if not wanted:
+        fact = f"no command in {RESULTS}/*.md contains {' or '.join(given.words)}. The commands are:"
+        raise BadInput("\n  ".join([fact, *lines]))
     failed = [] if given.render else [line for line in wanted if not run(line, file)]
     last = printed(file)
     for page in pages():

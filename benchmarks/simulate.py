@@ -32,7 +32,7 @@ from benchmarks.harness import machines, report, side_specs, turns, validate
 from fdg_jax import methods, models, split
 from fdg_jax.checks.options import replicas
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.placement import processes_of_stages
+from fdg_jax.machine.child import processes_of_stages
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 from fdg_jax.stages.shapes import with_examples
 from fdg_jax.transport import devices

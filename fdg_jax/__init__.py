@@ -26,41 +26,29 @@ _MODULE_OF = {
     "load_weights": "checkpoint.weights",
     "save_weights": "checkpoint.weights",
 }
-__all__ = [
-    "BadInput",
-    "Evaluation",
-    "Metrics",
-    "Pipeline",
-    "Weighted",
-    "emulate_cpu",
-    "from_functions",
-    "from_nnx",
-    "join_processes",
-    "load",
-    "load_run",
-    "load_weights",
-    "save_weights",
-    "stage",
-    "tie",
-]
 
 if TYPE_CHECKING:
-    from fdg_jax.api import Pipeline
-    from fdg_jax.checkpoint.weights import load, load_weights, save_weights
-    from fdg_jax.engine.evaluate import Evaluation
-    from fdg_jax.engine.losses import Metrics
-    from fdg_jax.errors import BadInput
-    from fdg_jax.stages.adapter import from_functions, stage
-    from fdg_jax.stages.from_nnx import from_nnx
-    from fdg_jax.stages.tied import tie
-    from fdg_jax.stages.weighted import Weighted
-    from fdg_jax.training.trained import load_run
-    from fdg_jax.transport.devices import emulate_cpu
-    from fdg_jax.transport.joining import join_processes
+    from fdg_jax.api import Pipeline as Pipeline
+    from fdg_jax.checkpoint.weights import load as load
+    from fdg_jax.checkpoint.weights import load_weights as load_weights
+    from fdg_jax.checkpoint.weights import save_weights as save_weights
+    from fdg_jax.engine.evaluate import Evaluation as Evaluation
+    from fdg_jax.engine.losses import Metrics as Metrics
+    from fdg_jax.errors import BadInput as BadInput
+    from fdg_jax.stages.adapter import from_functions as from_functions
+    from fdg_jax.stages.adapter import stage as stage
+    from fdg_jax.stages.from_nnx import from_nnx as from_nnx
+    from fdg_jax.stages.tied import tie as tie
+    from fdg_jax.stages.weighted import Weighted as Weighted
+    from fdg_jax.training.trained import load_run as load_run
+    from fdg_jax.transport.devices import emulate_cpu as emulate_cpu
+    from fdg_jax.transport.joining import join_processes as join_processes
+else:
+    __all__ = [*_MODULE_OF]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULE_OF})
 
 
 def __getattr__(name: str):

@@ -31,8 +31,8 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
-from fdg_jax.stages.around import name_of
 from fdg_jax.stages.preprocessing import Preprocess
+from fdg_jax.stages.switches import name_of
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
@@ -148,10 +148,7 @@ class Pipeline:
         self._engine: Engine | None = None
 
     def init(
-        self,
-        key: jax.Array,
-        example_batch: Batch,
-        variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
+        self, key: jax.Array, example_batch: Batch, variables: Sequence[Mapping] | Mapping[str, Tree] | None = None
     ):
         """Checks arguments and shapes, then initialises the stages' variables (or copies the given `variables`).
 

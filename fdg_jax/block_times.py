@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from fdg_jax import recipe
-from fdg_jax.machine import facts, huge_pages, kept_times, programs
+from fdg_jax.machine import compile_cache, facts, huge_pages, programs
 from fdg_jax.machine.output import Progress
 from fdg_jax.split import of_each_kind
 from fdg_jax.stages import functions
@@ -40,10 +40,10 @@ def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -
     """Seconds of each block for a batch x [b, ...], the input of block 0. Reads them from the cache, or measures and
     stores them."""
     case = conditions(blocks, x, device)
-    found = kept_times.load(WHAT, case, len(blocks))
+    found = compile_cache.load_times(WHAT, case, len(blocks))
     if found is None:
         found = measure(blocks, x, device)
-        kept_times.save(WHAT, case, found)
+        compile_cache.save_times(WHAT, case, found)
     return found
 
 

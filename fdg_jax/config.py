@@ -108,9 +108,7 @@ def grouped() -> dict[str, Option]:
 
 JOINED = grouped()
 # In the order of --help: by group. Within a group, options that all runs have come first.
-FIELDS = {
-    name: each for group in GROUPS for name, each in {**COMMON, **JOINED}.items() if each.group == group
-}
+FIELDS = {name: each for group in GROUPS for name, each in {**COMMON, **JOINED}.items() if each.group == group}
 SWITCHES = frozenset(name for name, each in FIELDS.items() if each.switch)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fdg_jax import own_files
+from fdg_jax.experiments import command
 from fdg_jax.machine import compile_cache, output
 from fdg_jax.options.parser import Parser
-from fdg_jax.training import command
 from fdg_jax.training.trained import Trained, read
 
 EPILOG = """Without --checkpoint, a finished run has the weights of its end, as in summary.json: the last checkpoint,

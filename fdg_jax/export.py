@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fdg_jax import gpt2
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.evaluate import parser, trained
+from fdg_jax.experiments import command
 from fdg_jax.machine import output
-from fdg_jax.training import command, gpt2
 
 
 @output.command

@@ -34,10 +34,9 @@ from threading import Lock, Thread
 from typing import IO, Any, NamedTuple
 
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.machine import cores, leash, output
+from fdg_jax.machine import facts, leash, output
+from fdg_jax.machine.child import hold_port, processes_of_stages
 from fdg_jax.machine.output import Forgiving
-from fdg_jax.machine.placement import processes_of_stages
-from fdg_jax.machine.ports import hold_port
 from fdg_jax.machine.signals import IMPATIENT, PATIENT, Signals
 from fdg_jax.options.parser import Parser
 
@@ -75,9 +74,8 @@ EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m fdg_jax.launch",
-        usage="%(prog)s --processes N [OPTIONS] -- ARGUMENTS FOR PYTHON",
-        description=ABOUT,
+        prog="python -m fdg_jax.launch", usage="%(prog)s --processes N [OPTIONS] -- ARGUMENTS FOR PYTHON",
+        description=ABOUT
     )
     add = made.add_argument
     add("--processes", type=int, required=True, metavar="N", help="how many processes to start")
@@ -123,10 +121,10 @@ def planned(arguments: Sequence[str]) -> Namespace:
 
 def wanted_cores(asked: Sequence[int] | None) -> list[int]:
     """The cores to distribute. Raises BadInput if one of the given cores cannot be used."""
-    usable = cores.usable()
+    usable = facts.usable()
     if asked is None:
         return usable
-    if not cores.CAN_PIN:
+    if not facts.CAN_PIN:
         raise BadInput("--cores: this system cannot pin a process to a core. Leave --cores out.")
     wrong = [core for core in asked if core not in usable]
     if wrong:
@@ -345,7 +343,7 @@ class Group:
             raise
 
     def start(self, index: int, words: Sequence[str], own: Collection[int]) -> None:
-        with cores.pinned(own):  # only the process is pinned; the threads below belong to the launcher
+        with facts.pinned(own):  # only the process is pinned; the threads below belong to the launcher
             process = subprocess.Popen(
                 [*leash.command(signal.SIGKILL), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, process_group=0,

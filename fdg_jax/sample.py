@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fdg_jax.config import FIELDS
+from fdg_jax.data import sampling
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import parser, trained
+from fdg_jax.experiments import command
 from fdg_jax.machine import output
 from fdg_jax.options.fields import as_flags, checked
-from fdg_jax.training import command, sampling
 
 
 @output.command

@@ -96,9 +96,7 @@ def cuts_of(stages: Sequence[nn.Module]) -> Split | None:
     return tuple(cuts[1:])
 
 
-def init_whole(
-    blocks: Sequence[nn.Module], key: jax.Array, example_x: Any
-) -> dict[str, Any]:
+def init_whole(blocks: Sequence[nn.Module], key: jax.Array, example_x: Any) -> dict[str, Any]:
     """The initial variables of the whole network. No forward pass is run.
 
     Flax derives a parameter's value from the key and the parameter's full name, which does not depend on the split. So

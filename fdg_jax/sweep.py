@@ -31,8 +31,7 @@ from fdg_jax.config_file import Setting, converted
 from fdg_jax.errors import BadInput, did_you_mean, reason
 from fdg_jax.machine import child, output
 from fdg_jax.machine.child import Child
-from fdg_jax.machine.cores import CAN_PIN, usable
-from fdg_jax.machine.facts import python_command
+from fdg_jax.machine.facts import CAN_PIN, python_command, usable
 from fdg_jax.machine.signals import Signals
 from fdg_jax.options.common import Start, chosen
 from fdg_jax.options.fields import spelled, words, written

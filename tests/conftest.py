@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from fdg_jax.machine.ports import hold_port
+from fdg_jax.machine.child import hold_port
 from fdg_jax.transport.devices import emulate_cpu
 
 

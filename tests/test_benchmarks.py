@@ -27,7 +27,7 @@ def test_the_list_names_every_benchmark_with_its_first_line():
 def commands_shown():
     """(file, line) of every command line on the pages, in the benchmarks' help and in the layers' docstring."""
     benchmarks = (ROOT / "benchmarks").glob("[a-z]*.py")
-    files = [ROOT / "benchmarks" / "README.md", *readme.pages(), *benchmarks, ROOT / "fdg_jax/layers/basic.py"]
+    files = [ROOT / "benchmarks" / "README.md", *readme.pages(), *benchmarks, ROOT / "fdg_jax/layers/__init__.py"]
     for file in files:
         for line in re.findall(r"^.*python -m benchmarks\..*$", file.read_text().replace("\\\n", " "), re.M):
             for command in re.findall(r"`([^`]*python -m benchmarks\.[^`]*)`", line) or [line.strip()]:
@@ -43,7 +43,7 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
         raise Parsed
 
     parse, shown = argparse.ArgumentParser.parse_args, list(commands_shown())
-    assert {file for file, _ in shown} >= {"README.md", "memory.md", "basic.py", "block_cost.py"}
+    assert {file for file, _ in shown} >= {"README.md", "memory.md", "__init__.py", "block_cost.py"}
     for _, line in shown:
         before, _, command = line.partition(".venv/bin/python -m benchmarks.")
         assert "python" not in before and command, line

@@ -8,7 +8,7 @@ import pytest
 from cifar_processes import printed
 
 from fdg_jax import data
-from fdg_jax.data import Dataset, arrays, directories, download
+from fdg_jax.data import Dataset, arrays, download
 from fdg_jax.data.dataset import checked
 from fdg_jax.data.sets import cifar100
 from fdg_jax.errors import BadInput
@@ -156,4 +156,4 @@ def test_the_newest_version_is_read(tmp_path):
     for other in ("3.0.0", "3.0.10", "notes", ".3.0.11.1-2.tmp"):
         (directory.parent / other).mkdir()
         (directory.parent / other / "file").write_text("")
-    assert directories.find("cifar10", tmp_path) == directory.parent / "3.0.10"
+    assert arrays.prepared("cifar10", tmp_path) == directory.parent / "3.0.10"

@@ -14,7 +14,7 @@ from small import batches, pipeline
 
 from experiments.harness import markdown, readme
 from fdg_jax import methods, transport
-from fdg_jax.engine import transports
+from fdg_jax.engine import host_engine
 from fdg_jax.schedule.running import validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,7 +135,7 @@ def test_the_transport_shown_rounds_what_goes_between_stages_and_nothing_else(pu
         return np.array([each.loss for each in made.losses(wait=True)])
 
     exact = losses()
-    monkeypatch.setattr(transports, "InProcess", import_module("fdg_jax.transport.in_bfloat16").InBfloat16)
+    monkeypatch.setattr(host_engine, "InProcess", import_module("fdg_jax.transport.in_bfloat16").InBfloat16)
     rounded = losses()
     np.testing.assert_allclose(rounded, exact, rtol=0.02)  # 8 bits of mantissa are 0.4% of every activation
     assert (rounded != exact).any()

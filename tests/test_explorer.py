@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fdg_jax import methods
-from fdg_jax.explorer import choices, figure, measured, page, quadratic, tables, timeline, trace
+from fdg_jax.explorer import choices, figure, page, tables, timeline
 from fdg_jax.explorer.choices import Times, Variant
 from fdg_jax.schedule import __main__ as command
 from fdg_jax.schedule import ideal
@@ -130,24 +130,24 @@ def test_the_page_is_whole_and_asks_for_nothing(data, monkeypatch):
 
 
 def test_the_limit_without_momentum_is_the_known_formula():
-    assert doctest.testmod(quadratic) == (0, 1)
+    assert doctest.testmod(tables) == (0, 1)
     for n in range(20):
         known = 2 * np.sin(np.pi / (2 * (2 * n + 1)))
-        assert quadratic.stability_limit(n) == pytest.approx(known, rel=1e-9)  # of 60 halvings
+        assert tables.stability_limit(n) == pytest.approx(known, rel=1e-9)  # of 60 halvings
 
 
 def largest_root(n: int, momentum: float, rate: float) -> float:
-    """The spectral radius of the recurrence of quadratic.py."""
+    """The spectral radius of the recurrence of tables.py."""
     coefficients = np.zeros(n + 3)
     coefficients[:3] = 1, -(1 + momentum), momentum
     coefficients[n + 1] += rate  # of z times the polynomial, so that n = 0 has a place for it
     return float(np.abs(np.roots(coefficients)).max())
 
 
-@pytest.mark.parametrize("momentum", quadratic.MOMENTA)
+@pytest.mark.parametrize("momentum", tables.MOMENTA)
 def test_below_the_limit_the_recurrence_shrinks_and_above_it_grows(momentum):
     for n in range(15):
-        limit = quadratic.stability_limit(n, momentum)
+        limit = tables.stability_limit(n, momentum)
         assert largest_root(n, momentum, 0.999 * limit) < 1 < largest_root(n, momentum, 1.001 * limit), n
 
 
@@ -163,7 +163,7 @@ def test_the_picture_has_every_operation_and_the_trace_an_arrow_for_every_backwa
     end = min(max(op.end for op in shown if op.k == k) for k in range(1, 4))
     drawn = [each for each in root.iter() if re.match(r"fill: var\(--c[013]\)", each.get("style", ""))]
     assert len(drawn) == sum(op.begin < end for op in shown)
-    made = json.loads(json.dumps(trace.trace(shown, "title", 3)))["traceEvents"]
+    made = json.loads(json.dumps(timeline.trace(shown, "title", 3)))["traceEvents"]
     check_trace(made)
     for kind, phase in (("B", "s"), ("B", "f")):
         assert sum(event["ph"] == phase for event in made) == sum(op.kind == kind for op in shown)
@@ -209,7 +209,7 @@ def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
 
 
 def test_a_measured_run_is_read_as_it_was_written():
-    found = measured.read(MEASURED)
+    found = page.read(MEASURED)
     events = json.loads(MEASURED.read_text())["traceEvents"]
     operations = [event for event in events if event["ph"] == "X" and event["cat"] != "send"]
     assert len(found["measured"]) + len(found["predicted"]) == len(operations) > 50

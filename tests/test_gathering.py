@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fdg_jax.errors import BadInput
-from fdg_jax.transport import gathering
-from fdg_jax.transport.gathering import Absent, gather
+from fdg_jax.transport import joining
+from fdg_jax.transport.joining import Absent, gather
 
 
 def outcomes(coordinator, numbers, processes, seconds=5.0, delay=0.0):
@@ -57,7 +57,7 @@ def test_one_that_has_gone_may_come_again(coordinator):
         waiting = pool.submit(gather, coordinator, 0, 2, 5.0)
         time.sleep(0.2)
         with socket.create_connection((host, int(port))) as lost:
-            assert lost.recv(20) == gathering.GREETING
+            assert lost.recv(20) == joining.GREETING
         with socket.create_connection((host, int(port))) as stray:
             stray.sendall(b"GET / HTTP/1.1\r\n\r\n")
         gather(coordinator, 1, 2, 5.0)
@@ -65,7 +65,7 @@ def test_one_that_has_gone_may_come_again(coordinator):
 
 
 def test_the_port_of_another_program_is_refused_and_it_is_sent_nothing(coordinator, monkeypatch):
-    monkeypatch.setattr(gathering, "STRANGE_SECONDS", 0.1)
+    monkeypatch.setattr(joining, "STRANGE_SECONDS", 0.1)
     host, _, port = coordinator.rpartition(":")
     got = []
     with socket.create_server((host, int(port))) as other:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from fdg_jax import export
+from fdg_jax import export, gpt2
 from fdg_jax.experiments import language_model
-from fdg_jax.training import gpt2, lifecycle
+from fdg_jax.training import lifecycle
 
 V, WIDTH, HEADS, LAYERS, LONGEST, T = 256, 32, 4, 2, 24, 16
 MODEL = f"--model transformer{LAYERS}x{WIDTH} --positions learned --tied --norm layer --biases --heads {HEADS}"

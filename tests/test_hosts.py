@@ -12,7 +12,7 @@ from cifar_processes import QUICK, ROOT, SHORT, read
 
 from benchmarks.harness import hosts
 from benchmarks.harness.hosts import Hosts
-from fdg_jax.machine.cores import pinned, usable
+from fdg_jax.machine.facts import pinned, usable
 
 needs_hosts = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing() or "hosts can be made")
 PROGRAM = [sys.executable, "-m", "fdg_jax.experiments.cifar"]

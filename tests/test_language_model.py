@@ -15,7 +15,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import ADDED, FIELDS, Config, defaults_of_others, model_options
 from fdg_jax.experiments import cifar, language_model
 from fdg_jax.runs import run_files
-from fdg_jax.training import lifecycle, utilization
+from fdg_jax.training import lifecycle, record
 
 SHORT = """--model transformer2x32 --train-size 24 --batch-size 8 --epochs 2 --block-size 512 --log-every 1
     --no-tensorboard --dropout 0.1 --warmup-steps 2"""
@@ -196,7 +196,7 @@ def test_flops_are_counted_as_nanogpt_counts_and_related_to_the_peak_of_all_devi
     pipeline = SimpleNamespace(parameter_count=124_439_808, places=places)
     for dtype, percent in (("bfloat16", round(100 * 1e6 * counted / (2 * 989e12), 2)), ("float32", None)):
         job = SimpleNamespace(options=Config(**own, dtype=dtype), dataset=data, pipeline=pipeline)
-        found = utilization.measured(job, 1e6)
+        found = record.utilization(job, 1e6)
         assert (found["flops_per_token"], found["mfu_percent"]) == (counted, percent)
-        said = utilization.words(found)
+        said = record.utilization_words(found)
         assert "855.2 MFLOP" in said and ("MFU 43.2% of 2 x 989 TFLOP/s of NVIDIA H200" in said) is bool(percent), said

@@ -65,7 +65,7 @@ def test_what_the_encoding_does_not_have_is_shown_as_its_number():
 
 CODE = """
 import os, sys
-from fdg_jax.training import command; from fdg_jax.machine import output
+from fdg_jax.experiments import command; from fdg_jax.machine import output
 output.open_closed_files()
 from rich.progress import Progress
 import warnings

@@ -15,7 +15,7 @@ from fdg_jax import methods
 from fdg_jax.explorer import choices, page, timeline
 from fdg_jax.explorer.choices import Times
 from fdg_jax.report import report_page
-from fdg_jax.runs import incidents
+from fdg_jax.runs import run_files
 from fdg_jax.schedule.running import trace_run
 
 pytestmark = pytest.mark.slow
@@ -171,7 +171,7 @@ def reported(folder: Path, method: str, K: int, trained: int) -> Path:
     config |= {"note": HTML_NAME, "stages": [{**memory, "memory_bytes": {"total": 27_500_000}}] * K}
     config["devices"][0] = HTML_NAME
     (path / "config.json").write_text(json.dumps(config))
-    incidents.add(path, 7, HTML_NAME)
+    run_files.add_incident(path, 7, HTML_NAME)
     report_page.write(path)
     return path / "report.html"
 

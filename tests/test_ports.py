@@ -8,7 +8,7 @@ import sys
 import pytest
 from launched import Launched
 
-from fdg_jax.machine.ports import hold_port
+from fdg_jax.machine.child import hold_port
 
 HOST = "127.0.0.1"
 TAKEN = os.strerror(errno.EADDRINUSE)

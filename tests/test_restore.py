@@ -11,9 +11,9 @@ import small
 from small import batches, mostly_slow, pipeline
 
 from fdg_jax.checkpoint import state as states
+from fdg_jax.engine.saved_state import in_flight
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import find, names
-from fdg_jax.schedule.in_flight import in_flight
 
 DATA = batches(10)
 stepped = partial(small.stepped, DATA, K=3)

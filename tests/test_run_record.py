@@ -11,7 +11,7 @@ from stored_runs import asked, stored_run
 
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import reading, run_files, thinning
+from fdg_jax.runs import reading, run_files
 from fdg_jax.training import lifecycle, policies
 from fdg_jax.training.record import Record
 
@@ -36,7 +36,7 @@ def test_metrics_are_on_disk_line_by_line(tmp_path):
 
 
 def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(thinning, "MOST", 16)
+    monkeypatch.setattr(reading, "MOST", 16)
     losses = [2.0 - i / 1000 for i in range(1, 1001)]
     losses[499], losses[700] = 9.0, -1.0  # what nobody may lose sight of
     with (tmp_path / "metrics.jsonl").open("w") as file:
@@ -47,7 +47,7 @@ def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tm
     assert 16 < len(found) < 2 * 16 and [event["step"] for event in found] == sorted(event["step"] for event in found)
     assert [found[0]["train_loss"], found[-1]["train_loss"]] == [losses[0], losses[-1]]
     assert min(event["train_loss"] for event in found) == -1.0
-    assert max(thinning.span(event, "train_loss")[1] for event in found) == 9.0
+    assert max(reading.span(event, "train_loss")[1] for event in found) == 9.0
     one = found[1]  # the lines after the first, up to its step
     assert one["train_loss"] == pytest.approx(np.mean(losses[1 : one["step"]]))
     assert one["images_per_second"] == pytest.approx(15.0)  # as long as a batch at 10 and one at 30

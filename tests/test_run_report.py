@@ -9,8 +9,8 @@ from stored_runs import stored_run
 from fdg_jax import cli, methods
 from fdg_jax.config import FIELDS, Config
 from fdg_jax.recipe import paper_schedule
-from fdg_jax.report import curves, options_part, report_page
-from fdg_jax.runs import incidents, run_files
+from fdg_jax.report import report_page, results
+from fdg_jax.runs import run_files
 from fdg_jax.training.job import learning_rates
 from fdg_jax.training.record import Record
 
@@ -59,7 +59,7 @@ def test_the_learning_rates_marked_are_those_of_the_schedule(changed):
     schedule = paper_schedule(config["learning_rate"], config["epochs"], per_epoch, config["warmup"] == "on")
     true = learning_rates(schedule, config["epochs"] * per_epoch, config["accumulate"])
     marked = np.zeros_like(true)
-    for epoch, rate in curves.learning_rates(config):
+    for epoch, rate in report_page.learning_rates(config):
         marked[round(epoch * per_epoch) :] = rate
     np.testing.assert_allclose(marked, true, rtol=1e-6)  # the schedule's are float32
 
@@ -85,19 +85,19 @@ def test_the_schedule_is_drawn_and_its_lateness_is_the_schedules(method, K):
 def test_the_command_asks_for_the_same_run(words):
     asked, _ = cli.parse(shlex.split(words), "cifar")
     values = {name: getattr(asked, name) for name in FIELDS if name != "resume"}
-    first, *rest = shlex.split(options_part.command({**values, "asked": values}))
+    first, *rest = shlex.split(results.command({**values, "asked": values}))
     assert [first, *rest[:2]] == ["python", "-m", "fdg_jax.experiments.cifar"]
     assert cli.parse(rest[2:], "cifar")[0] == asked
     text = {**values, "dataset": "text", "asked": {**values, "dataset": "text"}}
-    assert options_part.command(text).startswith("python -m fdg_jax.experiments.language_model --")
+    assert results.command(text).startswith("python -m fdg_jax.experiments.language_model --")
     settled = {**values, "dataset": "digits", "train_size": 1438, "asked": {**values, "train_size": 3000}}
-    again = options_part.command({**settled, "xla_flags": " --a=b --c"})
+    again = results.command({**settled, "xla_flags": " --a=b --c"})
     assert again.startswith("XLA_FLAGS='--a=b --c' python -m ") and "--dataset digits --train-size 1438" in again
 
 
 def test_what_was_refused_is_shown(tmp_path):
     stored_run(tmp_path, K=2)
-    incidents.add(tmp_path, 1234, "stage k=2 refused <b>update</b> 7.")
+    run_files.add_incident(tmp_path, 1234, "stage k=2 refused <b>update</b> 7.")
     with (tmp_path / "incidents.jsonl").open("a") as file:
         file.write('nonsense\n[1]\n{"step": "x", "fact": "y"}\n{"step": 5, "fact": "gone back"}\n')
     (tmp_path / "stalls.jsonl").write_text("{}\n{}\n")

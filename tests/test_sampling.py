@@ -8,9 +8,9 @@ from cifar_processes import printed
 
 from fdg_jax import sample
 from fdg_jax.config import Config
+from fdg_jax.data.sampling import codec_of, continued, start_of
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import language_model
-from fdg_jax.training.sampling import codec_of, continued, start_of
 
 LOGITS = np.log([0.5, 0.3, 0.15, 0.05])
 

@@ -10,7 +10,7 @@ import pytest
 from fdg_jax import data
 from fdg_jax.config import Config
 from fdg_jax.data import fingerprint
-from fdg_jax.data.blocks import Blocks
+from fdg_jax.data.text import Blocks
 from fdg_jax.errors import BadInput, Damaged
 from fdg_jax.training.loop import InMemory
 

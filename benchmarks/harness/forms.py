@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from fdg_jax import layers, models
-from fdg_jax.layers import basic, convolution, sequence
+from fdg_jax.layers import convolution, sequence
 
 
 @contextlib.contextmanager
@@ -17,7 +17,7 @@ def replaced(forms: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """While tracing inside this context, layers and models use these forms of the named functions."""
     with contextlib.ExitStack() as stack:
         families = [import_module(f"fdg_jax.models.{file.name}") for file in pkgutil.iter_modules(models.__path__)]
-        for name, module in itertools.product(forms, [basic, convolution, layers, sequence, *families]):
+        for name, module in itertools.product(forms, [convolution, layers, sequence, *families]):
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, forms[name]))
         yield

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.harness import serving, side_specs, turns
 from benchmarks.harness.children import Child, ask_all
-from fdg_jax.machine.ports import hold_port
+from fdg_jax.machine.child import hold_port
 
 HOST = "127.0.0.1"
 HOSTS = "FDG_JAX_HOSTS"  # in this process's environment: as JSON, the words in front of a command on each host, if any

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness import children, report, side_specs
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.cores import core_seconds, others_percent
+from fdg_jax.machine.facts import core_seconds, others_percent
 
 CALIBRATION_BATCHES = 4  # warm batches, to find how many fill a window
 

@@ -21,7 +21,7 @@ from fdg_jax import sweep
 from fdg_jax.config import run_length
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
-from fdg_jax.machine.cores import pinned
+from fdg_jax.machine.facts import pinned
 from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, unit, version
 
 IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # training images
@@ -78,12 +78,12 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
 
 def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple, Step]:
     """The step time of every kind of run. First prints how many times are measured and how long that takes."""
-    from fdg_jax.machine import kept_times  # imports JAX, which the other verbs do not need
+    from fdg_jax.machine import compile_cache as kept  # imports JAX, which the other verbs do not need
 
     kinds: dict[tuple, Run] = {}
     for run in runs:
         kinds.setdefault(step_kind(run), run)
-    found = {kind: None if again else kept_times.load(WHAT, conditions(run, core), 1) for kind, run in kinds.items()}
+    found = {kind: None if again else kept.load_times(WHAT, conditions(run, core), 1) for kind, run in kinds.items()}
     known = {kind: Step(kept[0], f"{kept[0]:.3g} s a step, measured before") for kind, kept in found.items() if kept}
     if new := len(kinds) - len(known):
         least, most = duration(TYPICAL_SECONDS * new), duration(LIMIT_SECONDS * new)
@@ -95,7 +95,7 @@ def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple
         if kind not in known:
             known[kind] = step = measured(run, core)
             if step.seconds is not None:
-                kept_times.save(WHAT, conditions(run, core), [step.seconds])
+                kept.save_times(WHAT, conditions(run, core), [step.seconds])
         print(known[kind].how, flush=True)
     return known
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fdg_jax.report.intervals import Interval, interval, paired
+from fdg_jax.report.comparison import Interval, interval, paired
 
 MIN_SEEDS = 3  # with fewer seeds nothing is decided
 

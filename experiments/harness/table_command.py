@@ -24,7 +24,7 @@ from experiments.harness.run_table import (
     state,
 )
 from fdg_jax import sweep
-from fdg_jax.data import directories
+from fdg_jax.data import arrays
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import output
 from fdg_jax.machine.signals import Signals, Stopped
@@ -158,7 +158,7 @@ def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
     where = f"The commands run in {ROOT}"
     if data_dir or all_text(runs):
         return f"{where}."
-    default = directories.default_data_dir()
+    default = arrays.default_data_dir()
     download = all(run.module == Run("", {}).module for run in runs)  # other commands never download data
     missing = ", into which missing data are downloaded" if download else ""
     return f"{where} and look for the data in {default}{missing}. To change this, use `list --data-dir DIR`."

@@ -11,29 +11,13 @@ from jax.sharding import Mesh
 
 from fdg_jax import corrections, split
 from fdg_jax.arrays import plain
-from fdg_jax.checks import correction_parts, no_effect
-from fdg_jax.checks.arguments import (
-    OF_PIPELINE,
-    check_devices,
-    check_key,
-    check_preprocess,
-    check_problem,
-    check_rules,
-    cut,
-    cut_variables,
-    first_cut,
-    number_of_stages,
-    rate_of,
-    required,
-    stage_optimizers,
-)
+from fdg_jax.checks import arguments, correction_parts, no_effect
 from fdg_jax.checks.batches import check_example, check_mean
 from fdg_jax.checks.plan import plan
 from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import checked
-from fdg_jax.stages.around import name_of
 from fdg_jax.stages.functions import ComputeOptions, Spec, drawing_key, loss_of, split_variables
 from fdg_jax.stages.nonfinite import guard_loss
 from fdg_jax.stages.own_modules import Shapes, check_loss, check_number, check_shapes, fitting_variables
@@ -42,6 +26,7 @@ from fdg_jax.stages.preprocessing import preprocessed
 from fdg_jax.stages.shapes import describe, examples, shape_of
 from fdg_jax.stages.sharded import first_variables, shardings
 from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.switches import name_of
 from fdg_jax.stages.tracing import TracedModule, trace_forward, trace_or_refuse
 from fdg_jax.transport import notices
 from fdg_jax.transport.devices import MeshPlace, Place, all_here, check_no_mesh, is_here
@@ -62,11 +47,11 @@ class Configuration:
         momentum, devices, weights, dtype, remat, preprocess, guard, norms, ema, axis_rules,
         options: Mapping[str, Any], cut, K,
     ):  # fmt: skip
-        self.stages = check_problem(stages, loss, of="stage" if cut is None else "block")
+        self.stages = arguments.check_problem(stages, loss, of="stage" if cut is None else "block")
         self.asked_cut, self.blocks = cut, self.stages
         if cut is not None:
-            K = number_of_stages(cut, K, devices, alone=engine != "pipeline")
-            self.stages = split.stages(self.blocks, first_cut(cut, K, self.blocks))
+            K = arguments.number_of_stages(cut, K, devices, alone=engine != "pipeline")
+            self.stages = split.stages(self.blocks, arguments.first_cut(cut, K, self.blocks))
         elif K is not None and len(self.stages) != K:
             fact = f"K={K!r}, but {len(self.stages)} stages were given"
             raise BadInput(f"{fact}. Leave K out, or add split='balanced' if these are blocks of a network to be cut.")
@@ -79,26 +64,27 @@ class Configuration:
             method, K, correct=correct, beta=beta, weights=checked(FIELDS["weights"], weights or "stashed"),
             engine=engine, remat=remat, asked=asked if beta == 1.0 else {**asked, "beta": beta},
         )  # fmt: skip
-        self.given_rate, self.learning_rate = learning_rate, rate_of(learning_rate)
+        self.given_rate, self.learning_rate = learning_rate, arguments.rate_of(learning_rate)
         self.momentum = None if momentum is None else checked(FIELDS["momentum"], momentum)
         dtype = checked(FIELDS["dtype"], dtype)
-        self.loss_draws = required(loss) == 3
+        self.loss_draws = arguments.required(loss) == 3
         self.compute = [
             ComputeOptions(
                 precision(dtype, last=k == K), k in made.remat,
                 loss_draws=self.loss_draws and (k == K or self.stage_class.local_loss),
             ) for k in range(1, K + 1)
         ]  # fmt: skip
-        given, spread = check_devices(devices, K, alone=engine != "pipeline"), made.method.places
+        given, spread = arguments.check_devices(devices, K, alone=engine != "pipeline"), made.method.places
         if spread and any(isinstance(each, Mesh) for each in given):
             fact = f"method {made.method.name} spreads every stage over the K devices by itself"
             raise BadInput(f"{fact}. Give one device for each stage, devices=jax.devices()[:{K}], and no replicas.")
         self.places = spread(given) if spread else [MeshPlace(e) if isinstance(e, Mesh) else Place(e) for e in given]
         self.devices = [place.device for place in self.places]
-        self.optimizers = stage_optimizers(optimizer, K)
-        self.loss, self.preprocess = loss, check_preprocess(preprocess)
-        self.guard, self.norms = checked(OF_PIPELINE["guard"], guard), checked(OF_PIPELINE["gradient_norms"], norms)
-        self.ema, self.axis_rules = checked(OF_PIPELINE["ema"], ema), check_rules(axis_rules)
+        self.optimizers = arguments.stage_optimizers(optimizer, K)
+        self.loss, self.preprocess = loss, arguments.check_preprocess(preprocess)
+        own = arguments.OF_PIPELINE
+        self.guard, self.norms = checked(own["guard"], guard), checked(own["gradient_norms"], norms)
+        self.ema, self.axis_rules = checked(own["ema"], ema), arguments.check_rules(axis_rules)
 
     @property
     def stage_class(self) -> type[Stage]:
@@ -129,13 +115,13 @@ class Configuration:
         """
         check_no_mesh()
         use = "init(jax.random.key(0), (inputs, labels))"
-        check_key(key, "init takes a JAX random key, then an example batch", use)
+        arguments.check_key(key, "init takes a JAX random key, then an example batch", use)
         example = check_example(example_batch)
         self.check_replicas(examples(example[0]) // self.plan.schedule.micro_batches)
         if self.asked_cut is not None:
             variables = self.cut(key, example, variables)
         if isinstance(variables, Mapping):
-            variables = cut_variables(variables, self.stages)
+            variables = arguments.cut_variables(variables, self.stages)
         stages = list(zip(self.stages, self.compute, self.plan.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
         report = guard_loss(self.loss) if self.guard else self.loss
@@ -207,7 +193,7 @@ class Configuration:
         if variables is None:
             return None
         if isinstance(variables, Mapping):
-            variables = cut_variables(variables, self.stages)
+            variables = arguments.cut_variables(variables, self.stages)
         check_number(self.K, variables)
         found = zip(self.needed, variables, strict=True)
         return [fitting_variables(k, needed, given, x) for k, ((needed, x), given) in enumerate(found, 1)]
@@ -275,7 +261,7 @@ class Configuration:
         """Cuts the blocks into stages, now that shapes are known. Returns the given variables. If none are given,
         returns initial variables of the whole network, which do not depend on the cut."""
         x, _ = preprocessed(self.preprocess, *map(shape_of, example))
-        self.stages = split.stages(self.blocks, cut(self.asked_cut, self.K, self.blocks, x, self.places))
+        self.stages = split.stages(self.blocks, arguments.cut(self.asked_cut, self.K, self.blocks, x, self.places))
         if variables is not None:
             return variables
         return trace_or_refuse(f"the blocks cannot take {describe(x)}.", split.init_whole, self.blocks, key, x)

@@ -35,10 +35,8 @@ class Options:
         "constant", "dc_asgd: a constant lambda, or one divided by the root of a running mean of squared gradients."
     )
     compensation_strength: float = option(
-        0.0,
-        "dc_asgd: lambda. 0 means the paper's value: 0.04 if constant, 2 if adaptive.",
-        metavar="LAMBDA",
-        inside="[0, inf)",
+        0.0, "dc_asgd: lambda. 0 means the paper's value: 0.04 if constant, 2 if adaptive.", metavar="LAMBDA",
+        inside="[0, inf)"
     )
 
 

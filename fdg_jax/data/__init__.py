@@ -3,20 +3,17 @@
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
 `load(data_dir) -> Stream`. A data set of text or tokens is one file in `texts/` with `load(files, block_size) -> Text`.
-`source` has the interface that all three share. The other files are helpers (`tfds` reads prepared directories,
+`dataset` has the interface that all three share. The other files are helpers (`tfds` reads prepared directories,
 `arrays` reads files of decoded arrays) or transform examples (`augment`). A slow import happens only when a data set
 needs it.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from fdg_jax.data import pictures, sets, streams, texts
-from fdg_jax.data.dataset import Dataset, checked
-from fdg_jax.data.source import Source
+from fdg_jax.data.dataset import Dataset, Source, checked
 from fdg_jax.data.stream import Stream
 from fdg_jax.data.text import BLOCK_SIZE, Text
 from fdg_jax.errors import BadInput

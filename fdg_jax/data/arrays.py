@@ -2,23 +2,52 @@
 
 Such a file is either a complete data set (`<data directory>/cifar10.npz`), or in the cache. A file in the cache keeps
 arrays that were decoded from other files, and is used only while those files are unchanged.
-"""
 
-from __future__ import annotations
+Prepared data sets are found in TFDS's layout, `<data directory>/<name>/<version>/`. Errors distinguish a missing
+directory, a file in its place, and an unreadable directory.
+"""
 
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fdg_jax.data.directories import list_directory
 from fdg_jax.durable import make_private, replacing
+from fdg_jax.errors import BadInput
 from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.output import say
+
+
+def default_data_dir() -> Path:
+    """The directory in which TFDS itself keeps data sets."""
+    return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def prepared(name: str, data_dir: Path) -> Path | None:
+    """The directory of the newest prepared version of `name` in `data_dir`; None if there is none. Raises BadInput."""
+    versions = [path for path in list_directory(data_dir / name, missing_ok=True)
+                if re.fullmatch(r"\d+\.\d+\.\d+", path.name) and list_directory(path)]  # fmt: skip
+    return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
+
+
+def list_directory(path: Path, missing_ok: bool = False) -> list[Path]:
+    """The sorted entries of a directory; [] if it is missing and `missing_ok`. Raises BadInput."""
+    try:
+        return sorted(path.iterdir())
+    except FileNotFoundError:
+        if missing_ok:
+            return []
+        raise BadInput(f"the directory {path} doesn't exist. Give an existing one: --data-dir FOLDER.") from None
+    except NotADirectoryError:
+        raise BadInput(f"{path} is a file where a directory is needed.") from None
+    except OSError as error:
+        raise BadInput(f"the directory {path} can't be read: {error.strerror}.") from None
+
 
 FORMAT = 1  # increase it if the stored arrays, or the decoding of images, change
 

@@ -5,8 +5,6 @@ This is the paper's recipe for CIFAR, as one function that jit, vmap and lax.sca
 the same to the last bit if a run is repeated, resumed, or computed by another engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +24,7 @@ def train_transform(meta: Any, seed: Any) -> Callable[[jax.typing.ArrayLike, jax
     ResNet's CIFAR recipe: zero padding of 4, before normalisation.
 
     Arguments:
-        meta: the data set, a fdg_jax.data.source.Source of images.
+        meta: the data set, a fdg_jax.data.dataset.Source of images.
         seed: 0 .. 2**32-1; or uint32 [], traced.
 
     Returns: f(images [B, H, W, C] uint8, step int32 scalar) -> [B, H, W, C] float32.
@@ -66,7 +64,7 @@ def test_transform(meta: Any) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of test images: (image/255 - mean) / std for each channel.
 
     Arguments:
-        meta: the data set, a fdg_jax.data.source.Source of images.
+        meta: the data set, a fdg_jax.data.dataset.Source of images.
 
     Returns: f(images [..., C] uint8) -> [..., C] float32.
     """

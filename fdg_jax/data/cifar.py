@@ -4,8 +4,6 @@ A data directory holds each data set either as TFDS prepares it (`cifar10/<versi
 (`cifar10.npz`). Downloading makes the file of arrays from the official archive. Images keep their order.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fdg_jax.data import arrays, directories, tfds
+from fdg_jax.data import arrays, tfds
 from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Download, Unavailable, differs, fetch
@@ -58,7 +56,7 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
     place = find(name, data_dir)
     if place is None:
         with long_wait():
-            place = obtain(cifar, directories.default_data_dir())
+            place = obtain(cifar, arrays.default_data_dir())
     if place.is_dir():
         found = arrays.cached(place, cifar.expected, lambda: tfds.read(place, cifar.expected))
     else:
@@ -71,11 +69,11 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
 
     Raises: BadInput if a given `data_dir` lacks the data set.
     """
-    default = directories.default_data_dir()
+    default = arrays.default_data_dir()
     base = default if data_dir is None else Path(data_dir).expanduser()
-    held = directories.list_directory(base, missing_ok=data_dir is None)
+    held = arrays.list_directory(base, missing_ok=data_dir is None)
     file = base / f"{name}.npz"
-    found = directories.find(name, base) or (file if file in held else None)
+    found = arrays.prepared(name, base) or (file if file in held else None)
     if found is not None or data_dir is None:
         return found
     if base.name == name or base.parent.name == name:

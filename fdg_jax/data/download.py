@@ -5,8 +5,6 @@ answers. A name look-up has no timeout, and each address of a host has its own t
 thread, with one time limit for everything. Once a server has answered, only a stalled transfer is a failure.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import math

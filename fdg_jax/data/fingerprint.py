@@ -7,15 +7,13 @@ Arrays in memory and text are hashed completely. For images that stay in their f
 hours. So for such images only the names, labels and sizes of all files, and the bytes of a sample, are hashed.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 
 from fdg_jax.data.arrays import digest
+from fdg_jax.data.dataset import Source
 from fdg_jax.data.files import Encoded
-from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Stream, sample_indices
 from fdg_jax.data.text import Text
 

@@ -6,8 +6,6 @@ recipes differ. This is DenseNet's recipe, with PyTorch's usual ranges of scale 
 bilinear, which averages over all pixels when it shrinks. Colours and brightness are not changed.
 """
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -6,8 +6,6 @@ GiB. Others are decoded while training, as for ImageNet: to 224x224 pixels, crop
 same class, so images in memory are only cropped at random.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

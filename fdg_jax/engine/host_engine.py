@@ -23,22 +23,47 @@ from fdg_jax.engine.interface import (
 )
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.micro_batches import MicroBatches
-from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
+from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
-from fdg_jax.engine.transports import transport
 from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op, bp
-from fdg_jax.schedule.in_flight import in_flight
-from fdg_jax.stages.functions import loss_of, metrics_of
-from fdg_jax.stages.one_program import OneProgramStage
-from fdg_jax.stages.shapes import examples
-from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.functions import Spec, loss_of, metrics_of
+from fdg_jax.stages.shapes import examples, with_examples
+from fdg_jax.stages.stage import OneProgramStage, Stage
+from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import all_here
+from fdg_jax.transport.in_process import InProcess
 
 Tree = Any
 COUNT = jax.ShapeDtypeStruct((), np.int32)
 NORM = jax.ShapeDtypeStruct((), np.float32)
+
+
+def transport(problem: Problem) -> InProcess | AcrossProcesses:
+    """How messages get from stage to stage: within this process, or also between processes."""
+    schedule, specs = problem.schedule, problem.specs
+    if all_here(problem.places):
+        return InProcess(problem.places)
+
+    def shapes(address: Address, sender: Op, n: int) -> Tree:
+        return with_examples(message_shapes(address, sender, specs), n, examples(specs[0].x))
+
+    return AcrossProcesses(problem.places, shapes, window=(schedule.ticks(1) + 1) * schedule.micro_batches)
+
+
+def message_shapes(address: Address, sender: Op, specs: Sequence[Spec]) -> Tree:
+    """The shapes and dtypes of a message, for a batch of the same shapes as the example batch.
+
+    Arguments:
+        address: the message's address.
+        sender: the operation that sends it.
+        specs: the specs of the stages.
+    """
+    spec = specs[sender.k - 1]
+    if sender.kind == "F":  # direct feedback methods send the error at the outputs (a cotangent) from a forward pass
+        return spec.y if address.what == "x" else cotangent(spec.outputs)
+    return cotangent(spec.x)
 
 
 class HostEngine(Engine):

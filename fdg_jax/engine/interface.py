@@ -14,12 +14,12 @@ from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
-from fdg_jax.stages.around import name_of
 from fdg_jax.stages.functions import Spec, StageState, raw_key
 from fdg_jax.stages.nonfinite import all_finite
 from fdg_jax.stages.preprocessing import Preprocess
 from fdg_jax.stages.shapes import describe, examples, shape_of, with_examples
 from fdg_jax.stages.stage import Stage
+from fdg_jax.stages.switches import name_of
 from fdg_jax.transport.devices import Place
 
 Tree = Any

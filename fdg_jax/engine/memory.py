@@ -17,11 +17,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from fdg_jax.engine.host_engine import HostEngine
+from fdg_jax.engine.host_engine import HostEngine, message_shapes
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import Engine
 from fdg_jax.engine.scan_engine import ScanEngine
-from fdg_jax.engine.transports import message_shapes
 from fdg_jax.schedule import Address, Op
 from fdg_jax.stages.functions import Spec
 from fdg_jax.stages.shapes import examples, with_examples

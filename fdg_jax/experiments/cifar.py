@@ -1,7 +1,7 @@
 """The main command: `python -m fdg_jax.experiments.cifar --K 2 --beta 0.5` trains a network on CIFAR-10.
 
-It takes every image data set that is held in memory. `fdg_jax.training.command` runs the training; `fdg_jax.options`
-has the flags.
+It takes every image data set that is held in memory. `fdg_jax.experiments.command` runs it; its flags are in
+`fdg_jax.options`.
 """
 
 import sys
@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
-    from fdg_jax.machine.output import open_closed_files
 
-    open_closed_files()
     restart_once()  # before the slow imports, so that they are not done twice
 
-from fdg_jax.training import command
+from fdg_jax.experiments import command
 
 PROGRAM = command.Program("python -m fdg_jax.experiments.cifar")
 

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
-    from fdg_jax.machine.output import open_closed_files
 
-    open_closed_files()
     restart_once()  # before the slow imports, so that they are not done twice
 
-from fdg_jax.training import command
+from fdg_jax.experiments import command
 
 PROGRAM = command.Program(
     "python -m fdg_jax.experiments.language_model",

@@ -478,7 +478,7 @@ const LOWEST = 0.003, HIGHEST = 4; // learning rates, times h
 const rateAt = (i) => LOWEST * (HIGHEST / LOWEST) ** (i / 100);
 const placeOf = (rate) => 100 * Math.log(Math.min(HIGHEST, Math.max(LOWEST, rate)) / LOWEST) / Math.log(HIGHEST / LOWEST);
 
-/** w after each update, by the recurrence of fdg_jax/explorer/quadratic.py. rate: learning rate times h. */
+/** w, update by update, for a rate times h: the recurrence of fdg_jax/explorer/tables.py. */
 function trained(late, rate, momentum, updates) {
   const w = [1];
   for (let t = 0, v = 0; t < updates; t++) {

@@ -5,13 +5,14 @@ means that the operation ends with an update. Ticks are separated by `|`. The pa
 (simulate.js). Many schedules have the same operations, so each distinct text is stored once and referred to by number.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import count
 from typing import Any
 
 from fdg_jax.errors import BadInput, ScheduleError
-from fdg_jax.explorer import choices, quadratic
+from fdg_jax.explorer import choices
 from fdg_jax.explorer.choices import Variant
 from fdg_jax.explorer.timeline import durations, full_tick, unit, versions
 from fdg_jax.methods.interface import Method
@@ -19,6 +20,8 @@ from fdg_jax.schedule import Op, Schedule
 from fdg_jax.schedule.ideal import Time, locks, tick_time
 from fdg_jax.schedule.running import steady_after, validate
 from fdg_jax.schedule.walk import filling, walk
+
+MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95)
 
 
 class Tables:
@@ -159,6 +162,38 @@ def tables(start: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "auxiliary": float(choices.AUXILIARY),
         "ticks": [*made.ticks],
         "schedules": made.schedules,
-        "momenta": quadratic.MOMENTA,
-        "limits": [[round(quadratic.stability_limit(n, m), 6) for n in range(longest + 1)] for m in quadratic.MOMENTA],
+        "momenta": MOMENTA,
+        "limits": [[round(stability_limit(n, m), 6) for n in range(longest + 1)] for m in MOMENTA],
     }
+
+
+def stability_limit(staleness: int, momentum: float = 0.0) -> float:
+    """How large a learning rate may be where gradients are late: the exact limit on a quadratic, times h.
+
+    On h w^2 / 2 with momentum m and gradients that are n updates late, training is the recurrence
+
+        v[t+1] = m v[t] + h w[t-n],   w[t+1] = w[t] - rate v[t+1].
+
+    It is stable while all roots of z^(n+1) - (1+m) z^n + m z^(n-1) + rate h lie inside the unit circle (for n = 0 after
+    multiplication by z). At the limit a first pair of roots is on the circle, z = exp(+-ia). The rate must be real and
+positive, which gives one equation for the angle a. For m = 0 the angle is a = pi / (2n+1), and the limit is
+2 sin(pi / (2 (2n+1))) / h.
+
+    Arguments:
+        staleness: n, the updates between a gradient's forward pass and its use; 0 or more.
+        momentum: m, in [0, 1).
+
+    Example:
+        >>> round(stability_limit(0), 6), round(stability_limit(1), 6)
+        (2.0, 1.0)
+    """
+
+    def phase(angle: float) -> float:
+        turned = math.atan2(momentum * math.sin(angle), 1 - momentum * math.cos(angle))
+        return (staleness + 0.5) * angle + turned - math.pi / 2
+
+    low, high = 0.0, math.pi  # the phase grows with the angle, from -pi/2 to n pi
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if phase(middle) < 0 else (low, middle)
+    return 2 * math.sin(high / 2) * math.hypot(1 - momentum * math.cos(high), momentum * math.sin(high))

@@ -3,7 +3,7 @@
 All take [batch, T, width] in float32 or bfloat16 and return that dtype. They have biases only where a model asks for
 them. Sums over the width, and the softmax, are float32. For the backward pass they keep only their arguments, and
 arrays computed from the inputs. So an engine can put other weights into a stashed VJP closure (see
-fdg_jax.layers.basic).
+fdg_jax.layers).
 """
 
 from functools import partial
@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fdg_jax.layers.axes import EMBED, HEADS, named
-from fdg_jax.layers.basic import Initializer, sum_dtype
+from fdg_jax.layers import EMBED, HEADS, Initializer, named, sum_dtype
 
 EPSILON_RMS = 1e-6
 EPSILON_LAYER = 1e-5  # PyTorch's, and so GPT-2's
@@ -82,7 +81,7 @@ rms_norm.defvjp(_rms_forward, _rms_backward)
 class Dense(nn.Module):
     """x times a matrix, plus a bias if asked for: [..., c] -> [..., features]. Flax's names: `kernel`, `bias`.
 
-    axes: the names of the matrix's axes (fdg_jax.layers.axes).
+    axes: the names of the matrix's axes (fdg_jax.layers).
     """
 
     features: int

@@ -1,16 +1,20 @@
-"""A child process that ends with this process, optionally pinned to cores and with a log."""
+"""A child process that ends with this one, optionally pinned to cores and with a log; ports that its servers
+will listen at; and which process computes which stage. The module needs no JAX, so that the launcher can use it.
+"""
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from fdg_jax.machine import leash
-from fdg_jax.machine.cores import pinned
+from fdg_jax.machine.facts import pinned
 
 POLL_SECONDS = 0.1
 
@@ -80,3 +84,32 @@ def last_line(log: Path, beginnings: tuple[str, ...] = ("",)) -> str:
     """The newest line of a log that begins with one of `beginnings`; if no line does, the newest line."""
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return ([line for line in lines if line.startswith(beginnings)] or lines or ["nothing yet"])[-1]
+
+
+def hold_port(address: str) -> tuple[str, socket.socket]:
+    """A free port at an IPv4 address, and a socket that holds it until it is closed or its process ends.
+
+    On Linux, other programs then cannot get the port. Only a server that sets SO_REUSEADDR can listen there, such as
+    JAX's servers and `fdg_jax.transport.joining`. Other systems would refuse these servers. There the returned socket
+    is closed already, so another program may take the port.
+
+    Returns: (address and port, e.g. "127.0.0.1:40001", the socket).
+
+    Raises OSError if the address is not one of this machine's.
+    """
+    holder = socket.socket()
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((address, 0))
+    except OSError:
+        holder.close()
+        raise
+    place = f"{address}:{holder.getsockname()[1]}"
+    if sys.platform != "linux":
+        holder.close()
+    return place, holder
+
+
+def processes_of_stages(K: int, processes: int) -> list[int]:
+    """The process, from 0, of each stage k = 1..K. Stages are shared out as evenly as K allows."""
+    return [k * processes // K for k in range(K)]

@@ -5,19 +5,27 @@ same with and without it. The programs are native code. So the folder's name con
 jaxlib, and a folder in which others may write is not used. Programs not used for UNUSED_DAYS are removed.
 
 FDG_JAX_COMPILE_CACHE=0 turns the cache off. If JAX_COMPILATION_CACHE_DIR is set, JAX uses that directory instead.
+
+Measured times are kept there, too, with the conditions that they depend on, and used only under exactly these.
+An error with the files never ends a command: the times are then measured again.
 """
 
+import contextlib
 import hashlib
+import json
+import math
 import os
 import platform
 import stat
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from fdg_jax.durable import make_private
+from fdg_jax import strict_json
+from fdg_jax.durable import make_private, replacing
 from fdg_jax.machine.facts import cache_dir, cpuinfo
 from fdg_jax.machine.gpu_flags import DUMP
 from fdg_jax.machine.output import say
@@ -77,3 +85,39 @@ def processor() -> str:
     """A hash of the kind of processor, since code compiled for another kind may not run here."""
     telling = sorted({line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return hashlib.sha256("\n".join([platform.machine(), *telling]).encode()).hexdigest()[:12]
+
+
+def path_of(what: str, of: dict[str, Any]) -> Path:
+    """The file in which these times are kept."""
+    digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+    return cache_dir() / f"{what.replace(' ', '-')}-{digest[:16]}.json"
+
+
+def load_times(what: str, of: dict[str, Any], n: int) -> list[float] | None:
+    """Loads times.
+
+    Arguments:
+        what: what was measured, in the plural, such as "block times"; the file is named after it.
+        of: all conditions, as JSON has them.
+        n: how many times there should be.
+
+    Returns: the n times in seconds; None if there are none, or if the file is damaged.
+    """
+    with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
+        found = strict_json.read(path_of(what, of))
+        seconds = found["seconds"]
+        if found["of"] == of and len(seconds) == n and all(0 < s < math.inf for s in seconds):
+            return seconds
+    return None
+
+
+def save_times(what: str, of: dict[str, Any], seconds: list[float]) -> None:
+    """Saves times in seconds; arguments as in `load_times`. The file is renamed when complete, so readers never see a
+    part of it."""
+    try:
+        path = path_of(what, of)
+        make_private(path.parent)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({"of": of, "seconds": seconds}, indent=1), encoding="utf-8")
+    except (OSError, RuntimeError) as error:
+        say(f"the {what} can't be kept ({error}): the next start will measure them again.")

@@ -20,7 +20,9 @@ KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736:glibc.ma
 
 
 def restart_once() -> None:
-    """Restarts the command if this helps and has not been done. Call it before slow imports."""
+    """Restarts the command if this helps and has not been done. Call it before slow imports. It opens no file before
+    `output.open_closed_files`."""
+    output.open_closed_files()
     environment = wanted_environment(dict(os.environ))
     if environment is not None:
         output.flush()

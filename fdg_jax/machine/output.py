@@ -227,12 +227,7 @@ class Progress:
         if self.terminal and (now - self.shown > 0.2 or self.done == self.total):
             self.shown = now
             end = "\n" if self.done == self.total else ""
-            print(
-                f"\r{self.what}: {self.done:,} of {self.total:,} {self.unit}",
-                end=end,
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"\r{self.what}: {self.done:,} of {self.total:,} {self.unit}", end=end, file=sys.stderr, flush=True)
 
 
 def columns() -> int | None:

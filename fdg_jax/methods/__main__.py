@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from fdg_jax import methods
-from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.schedule import Schedule, bp, check_K
@@ -230,7 +229,7 @@ def names(rows: Sequence[Row]) -> str:
     return ", ".join(r.name for r in rows)
 
 
-@output.forgiving()
+@output.command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables. Returns the exit code."""
     parser = Parser(
@@ -251,18 +250,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes per update (default 1)")
     parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: micro-batches of a batch (default 4)")
-    try:
-        given = parser.parse_args(arguments)
-        K, known = given.K, methods.names()
-        check_K(K)
-        network, _ = parameters("bp", K, given.model)
-        auxiliary = {name: parameters(name, K, given.model)[1] if trains_more(name) else 0 for name in known}
-        asked = {"accumulate": given.accumulate, "micro_batches": given.micro_batches}
-        options = {name: n for name, n in asked.items() if n is not None}
-        rows, extra = [row(name, K, auxiliary[name], options) for name in known], table_3(K)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(arguments)
+    K, known = given.K, methods.names()
+    check_K(K)
+    network, _ = parameters("bp", K, given.model)
+    auxiliary = {name: parameters(name, K, given.model)[1] if trains_more(name) else 0 for name in known}
+    asked = {"accumulate": given.accumulate, "micro_batches": given.micro_batches}
+    options = {name: n for name, n in asked.items() if n is not None}
+    rows, extra = [row(name, K, auxiliary[name], options) for name in known], table_3(K)
     print(f"Table 1: lockings and auxiliary networks (K={K}; {given.model} itself has {network:,} parameters)\n")
     print(f"{table_1(rows)}\n\nTable 2: ideal time per batch and speed-up (K={K})\n\n{table_2(rows)}\n")
     print("Table 3: extra memory of corrections (--correct) for each late stage, in copies of its weights\n")

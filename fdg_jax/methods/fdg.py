@@ -51,11 +51,7 @@ class Options:
 
 
 def fdg(
-    K: int,
-    order: Order = "backward-first",
-    accumulate: int = 1,
-    accumulation: Accumulation = "sum",
-    name: str = "fdg",
+    K: int, order: Order = "backward-first", accumulate: int = 1, accumulation: Accumulation = "sum", name: str = "fdg"
 ) -> Schedule:
     """Algorithm I: at tick t, stage k goes forward on batch t-k+1 and backward on batch t-2K+k+1.
 

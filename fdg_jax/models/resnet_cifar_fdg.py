@@ -32,10 +32,7 @@ class TopLeftHead(Head):
         return super().__call__(x[:, :height, :width], train)
 
 
-FORMS: dict[str, dict[str, Any]] = {
-    "_fdg_init": {"kernel_init": torch_linear},
-    "_fdg_pool": {"head": TopLeftHead},
-}
+FORMS: dict[str, dict[str, Any]] = {"_fdg_init": {"kernel_init": torch_linear}, "_fdg_pool": {"head": TopLeftHead}}
 NAMES = {
     "resnet8_fdg_init": {**resnet_cifar.NAMES["resnet8"], **FORMS["_fdg_init"]},
     "resnet8_fdg_pool": {**resnet_cifar.NAMES["resnet8"], **FORMS["_fdg_pool"]},

@@ -7,7 +7,7 @@ size: root-mean-square norms, GELU, no biases, rotary positions, heads of 32 cha
 
 Networks that others have published set these options, and the length of a block, by their names (`DEFAULTS`):
 
-- `gpt2`, `gpt2-medium` (Radford et al. 2019). fdg_jax.training.gpt2 reads and writes their published weights.
+- `gpt2`, `gpt2-medium` (Radford et al. 2019). fdg_jax.gpt2 reads and writes their published weights.
 - `nanogpt-shakespeare`, `nanogpt-cpu`: nanoGPT's for characters. Its GELU is exact, ours is GPT-2's approximation.
 - `asyncpp` (Ajanthan et al. 2025, arXiv 2505.01099), `rotation32` (Jung et al. 2026, arXiv 2602.03515), whose code
   builds on that of asyncpp. In that code queries, keys and values have no bias, and the head has one. Ours have a bias
@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
-from fdg_jax.layers.axes import EMBED, HIDDEN, VOCABULARY, named
+from fdg_jax.layers import EMBED, HIDDEN, VOCABULARY, named
 from fdg_jax.layers.sequence import CausalAttention, Dense, LayerNorm, RMSNorm
 from fdg_jax.options.fields import option, said
 

@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.optimizers.decoupled import decoupled
+
+def decoupled(
+    scaled: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule, weight_decay: float, mask: Any
+) -> optax.GradientTransformation:
+    """Decoupled weight decay, then the learning rate: the last steps of the optimizers in this folder. scaled: the
+    transformation of gradients. The other arguments are those of `nadam`."""
+    decay = optax.add_decayed_weights(weight_decay, mask) if weight_decay else optax.identity()
+    return optax.chain(scaled, decay, optax.scale_by_learning_rate(learning_rate))
+
 
 PSI = 0.004
 

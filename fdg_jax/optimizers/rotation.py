@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.optimizers.decoupled import decoupled
+from fdg_jax.optimizers.nadam import decoupled
 
 Array = jax.Array
 # Names of embeddings and output layers in this library's transformer, and in those of Flax and Hugging Face.
@@ -117,9 +117,7 @@ def scale_by_rotation(
     return optax.GradientTransformation(init, update)
 
 
-def turned(
-    side: Side, product: Array, square: Array, axis: int, n: Array, b2: float, every: int
-) -> tuple[Side, Array]:
+def turned(side: Side, product: Array, square: Array, axis: int, n: Array, b2: float, every: int) -> tuple[Side, Array]:
     """Updates one side. Returns the new side, and the second moment with rows (or columns) in the new order.
 
     Arguments:

@@ -1,9 +1,11 @@
 """Compares runs, as a table for a terminal and as a page with their curves. Runs that differ only in their seed share a
-row, with the median, the lowest and the highest value. Each row is compared with the first row, seed by seed."""
+row, with the median, the lowest and the highest value. Each row is compared with the first row, seed by seed.
+"""
 
+import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -13,10 +15,8 @@ import numpy as np
 from fdg_jax.config import FIELDS
 from fdg_jax.machine import output
 from fdg_jax.options.fields import words
-from fdg_jax.pages import charts
+from fdg_jax.pages import charts, render
 from fdg_jax.pages.charts import Chart, Line
-from fdg_jax.pages.templates import render
-from fdg_jax.report.intervals import interval, paired
 from fdg_jax.report.results import Group, Point, Result, groups, has, movement, value_of
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
@@ -222,3 +222,41 @@ def report_of(run: Result, folder: Path) -> str:
     if run.path is None or not (run.path / "report.html").is_file():
         return ""
     return quote(Path(os.path.relpath(run.path / "report.html", folder)).as_posix())
+
+
+class Interval(NamedTuple):
+    """Statistics of n values: mean, standard deviation (with n - 1), and the ends of the mean's 95% confidence
+    interval. For one value the deviation is None, and the interval is infinite."""
+
+    n: int
+    mean: float
+    deviation: float | None
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return self.told(2)
+
+    def told(self, digits: int) -> str:
+        """Text such as +0.76 (+0.39 to +1.13). digits: the number of decimals."""
+        ends = "" if self.deviation is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
+        return f"{self.mean:+.{digits}f}{ends}"
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """The mean of values with its 95% interval by Student's t; None without values."""
+    if not values:
+        return None
+    n, mean = len(values), statistics.fmean(values)
+    if n == 1:
+        return Interval(1, mean, None, -math.inf, math.inf)
+    from scipy.special import stdtrit  # slow to import
+
+    deviation = statistics.stdev(values)
+    half = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
+    return Interval(n, mean, deviation, mean - half, mean + half)
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
+    """{seed: ours - theirs} for every seed that both have, in the order of the seeds."""
+    return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}

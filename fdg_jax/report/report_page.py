@@ -4,30 +4,32 @@ The page is made only from the files of the run directory. So it can be written 
 by `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods, own_files
-from fdg_jax.config import OF_START
+from fdg_jax.config import OF_START, run_length
 from fdg_jax.errors import BadInput
 from fdg_jax.explorer import figure, timeline
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import spelled
 from fdg_jax.options.parser import Parser
-from fdg_jax.pages.charts import png
-from fdg_jax.pages.templates import render
-from fdg_jax.report import options_part
-from fdg_jax.report.curves import Events, charts
+from fdg_jax.pages import render
+from fdg_jax.pages.charts import Chart, curve, png
+from fdg_jax.recipe import learning_rate_changes
+from fdg_jax.report import results
 from fdg_jax.report.results import having, movement
-from fdg_jax.runs import incidents, reading
-from fdg_jax.runs.incidents import Incident
+from fdg_jax.runs import reading, run_files
 from fdg_jax.runs.progress import clock, count
-from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
+from fdg_jax.runs.reading import span
+from fdg_jax.runs.run_files import CONFIG, SUMMARY, Incident, unit
 from fdg_jax.schedule import Schedule
 
+Events = Sequence[Mapping[str, Any]]
 MOST_STAGES, MOST_PARTS = 8, 8  # the most for a readable picture of the schedule
 BEYOND = 3  # the picture ends this many forward passes after the stalest backward pass
 ORIGIN = ("backend", "processor", "cpus", "usable_cores", "platform", "git_commit", "started")
@@ -50,9 +52,9 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
     summary = reading.summary(run) if os.path.lexists(run / SUMMARY) else {}
     train, test = having(events, "train_loss"), having(events, "test_error_percent")
     drawn = charts(config, train, test)
-    png(run / "curves.png", options_part.title(config), drawn[:2])
+    png(run / "curves.png", results.title(config), drawn[:2])
     beside = run / "report.html.part"
-    shown = page(config, events, summary, incidents.read(run), incidents.stalls(run))
+    shown = page(config, events, summary, run_files.read_incidents(run), run_files.stalls(run))
     beside.write_text(shown, encoding="utf-8")
     beside.replace(run / "report.html")
 
@@ -69,12 +71,12 @@ def page(
         stalls: the number of reported stalls.
     """
     train, test = having(events, "train_loss"), having(events, "test_error_percent")
-    method, options = methods.find(config["method"]), options_part.of_run(config)
+    method, options = methods.find(config["method"]), results.of_run(config)
     schedule = method.schedule(config["K"], **method.accepted({n: config[n] for n in method.answers_to})[0])
     small = schedule.K <= MOST_STAGES and max(schedule.micro_batches, schedule.accumulate) <= MOST_PARTS
     return render(
         "report/run.html",
-        title=options_part.title(config),
+        title=results.title(config),
         config=config,
         summary=summary,
         step=events[-1]["step"] if events else 0,
@@ -82,15 +84,15 @@ def page(
         method=method,
         schedule=schedule,
         picture=picture(method, schedule) if small and method.places is None else "",
-        shrinks=options_part.shrinks(config),
+        shrinks=results.shrinks(config),
         cards=cards(config, train, test, summary),
         charts=charts(config, train, test),
         stages=stages(config, summary),
         refused=refused,
         stalls=stalls,
         begun_anew=sum(session.get("batch") == 0 for session in config.get("resumed") or []),
-        command=options_part.command(config),
-        chosen=[(spelled(n), v, options_part.meaning(n)) for n, v in options_part.chosen(config).items()],
+        command=results.command(config),
+        chosen=[(spelled(n), v, results.meaning(n)) for n, v in results.chosen(config).items()],
         options=[(spelled(name), value) for name, value in options.items()],
         origin=[*((name, config.get(name)) for name in ORIGIN), *config.get("versions", {}).items()],
     )
@@ -173,3 +175,43 @@ def main(arguments: Sequence[str]) -> int:
         raise BadInput(f"the report in {given.run} cannot be written: {error.strerror or error}.") from None
     print(given.run / "report.html")
     return 0
+
+
+def charts(config: Mapping[str, Any], train: Events, test: Events) -> list[Chart]:
+    """Training loss, test error, bits per byte of a text, learning rate and speed, over the epochs.
+
+    Arguments:
+        config: config.json, checked.
+        train, test: the lines of metrics.jsonl that have a training loss, and those that have a test error.
+    """
+    counted, paper = unit(train[-1] if train else {}), config.get("lr_schedule", "paper") == "paper"
+    rates = learning_rates(config) if paper else []
+    end = max((event["epoch"] for event in (*train, *test)), default=0.0)
+    marks = [x for (x, rate), (_, before) in zip(rates[1:], rates, strict=False) if rate != before and x < end]
+    shown = [  # title, key in metrics.jsonl, lines, a style without dashes
+        ("Training loss", "train_loss", train, 0),
+        ("Test error (%)", "test_error_percent", test, 4),
+        ("Bits per byte of the test text", "test_bits_per_byte", test, 8),
+        ("Learning rate", "learning_rate", train, 0),
+        (f"{counted.capitalize()}/s", f"{counted}_per_second", train, 8),
+    ]
+    made = []
+    for title, key, events, style in shown:
+        there = [event for event in events if event.get(key) is not None]
+        points, rate = [(event["epoch"], event[key]) for event in there], key == "learning_rate"
+        if rate and paper and points:
+            passed = [each for each in rates if each[0] < end]
+            points = [*passed, (end, passed[-1][1])]
+        spans = () if rate else [span(event, key) for event in there]
+        lines = curve(title, style, points, spans)
+        if lines or key != "test_bits_per_byte":
+            made.append(Chart(title, "epochs", lines, marks, steps=rate))
+    return made
+
+
+def learning_rates(config: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """The paper's schedule as [(epoch at which a rate begins, learning rate)]."""
+    length, M = run_length(config["train_size"] or 0, config["batch_size"], config["epochs"]), config["accumulate"]
+    changes = learning_rate_changes(config["learning_rate"], length.all_epochs, config["warmup"] == "on")
+    begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # each sum of M batches has its first batch's rate
+    return [(b / max(1, length.per_epoch), rate) for b, rate in begins.items()]

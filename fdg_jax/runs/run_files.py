@@ -4,8 +4,13 @@
 so that a killed process loses no line. It is flushed to the disk before a checkpoint that records its number of lines
 is complete. Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an
 uninterrupted one.
+
+`incidents.jsonl` lists non-finite values and rollbacks to a checkpoint. `stalls.jsonl` lists operations without
+progress. Both files keep their lines when `metrics.jsonl` is cut back. A file is created with its first line. Failures
+to write or read are ignored, since the run does not need these files.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -16,7 +21,7 @@ from datetime import datetime
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fdg_jax import durable, own_files, strict_json
 from fdg_jax.config import FIELDS, Config
@@ -220,3 +225,46 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit.stdout.strip() + "-dirty" * bool(changes.stdout.strip())
+
+
+INCIDENTS, STALLS = "incidents.jsonl", "stalls.jsonl"
+MOST_EVENTS = 1000  # lines that are read
+
+
+class Incident(NamedTuple):
+    """An event in a run. step: the batch that had entered last. fact: a sentence."""
+
+    step: int
+    fact: str
+
+
+def append_event(path: Path, event: Mapping[str, Any]) -> None:
+    """Adds an event to a JSON lines file."""
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def add_incident(run: Path, step: int, fact: str) -> None:
+    """Adds an incident."""
+    append_event(run / INCIDENTS, {"step": step, "fact": fact})
+
+
+def read_incidents(run: Path) -> list[Incident]:
+    """All of a run's incidents, in the order in which they happened."""
+    pairs = [(line.get("step"), line.get("fact")) for line in read_events(run / INCIDENTS)]
+    return [Incident(step, fact) for step, fact in pairs if isinstance(step, int) and isinstance(fact, str)]
+
+
+def stalls(run: Path) -> int:
+    """The number of reported stalls."""
+    return len(read_events(run / STALLS))
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The objects in a JSON lines file."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long
+        for line in islice(strict_json.lines(path), MOST_EVENTS):
+            with contextlib.suppress(ValueError):
+                found.append(strict_json.parse(line))
+    return [each for each in found if isinstance(each, dict)]

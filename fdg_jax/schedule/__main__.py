@@ -14,7 +14,7 @@ from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.parser import Parser
-from fdg_jax.schedule.core import Schedule, check_K
+from fdg_jax.schedule import Schedule, check_K
 from fdg_jax.schedule.summary import describe
 
 LARGEST = {"K": 100, "ticks": 10_000, "accumulate": 1_000, "micro_batches": 1_000}
@@ -95,10 +95,10 @@ def answer(given: argparse.Namespace) -> None:
 def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, Any]) -> None:
     """Writes the explorer's page, and with --open opens it. The explorer is imported here, because it needs NumPy and
     the printed text does not."""
-    from fdg_jax.explorer import choices, measured, page
+    from fdg_jax.explorer import choices, page
 
     choices.check_start(method, given.K, options)
-    run = None if given.measured is None else measured.read(given.measured)
+    run = None if given.measured is None else page.read(given.measured)
     content = page.page({"method": method.name, "K": given.K, **options}, run)
     file = given.html or Path(tempfile.mkdtemp(prefix="fdg_jax-")) / "explorer.html"
     output.write_file("--html", file, content)
@@ -108,7 +108,7 @@ def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, A
 
 def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options: Mapping[str, Any]) -> None:
     """Writes the picture (--svg) and the trace (--trace)."""
-    from fdg_jax.explorer import figure, timeline, trace
+    from fdg_jax.explorer import figure, timeline
 
     shown = timeline.timeline(schedule, method, ticks=given.ticks)
     title = ", ".join([f"{method.name}, K={given.K}", *(f"{name} {value}" for name, value in options.items())])
@@ -116,7 +116,7 @@ def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options:
         picture = figure.figure(shown, title, given.K, method.words, spread=method.places is not None)
         output.write_file("--svg", given.svg, picture)
     if given.trace is not None:
-        output.write_file("--trace", given.trace, json.dumps(trace.trace(shown, title, given.K)))
+        output.write_file("--trace", given.trace, json.dumps(timeline.trace(shown, title, given.K)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fdg_jax.schedule.core import Op, Schedule, Tick
+from fdg_jax.schedule import Op, Schedule, Tick
 from fdg_jax.schedule.walk import walk
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.core import Address, Op
+from fdg_jax.schedule import Address, Op
 
 Number = Any  # int, float or Fraction: the type in which seconds are given
 

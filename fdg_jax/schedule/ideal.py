@@ -18,7 +18,7 @@ from math import floor, lcm
 from typing import NamedTuple
 
 from fdg_jax.errors import ScheduleError
-from fdg_jax.schedule.core import Op, Schedule, Tick
+from fdg_jax.schedule import Op, Schedule, Tick
 from fdg_jax.schedule.walk import walk
 
 # {kind of operation: its time as multiples of (Tf, Tb, Taux) of a stage}, see fdg_jax.methods.Method.

@@ -4,7 +4,7 @@ errors in the schedule."""
 from typing import NamedTuple
 
 from fdg_jax.errors import ScheduleError
-from fdg_jax.schedule.core import Address, Op, Schedule
+from fdg_jax.schedule import Address, Op, Schedule
 from fdg_jax.schedule.drawing import render
 from fdg_jax.schedule.walk import Step, walk
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fdg_jax.schedule.core import Schedule
+from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.hardware import NO_LINK, Link, Machine, Number, check_machine, slowest
 from fdg_jax.schedule.tasks import Task, tasks_of
 

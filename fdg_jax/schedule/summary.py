@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Mapping
 
-from fdg_jax.schedule.core import Op, Schedule
+from fdg_jax.schedule import Op, Schedule
 from fdg_jax.schedule.drawing import draw, render
 from fdg_jax.schedule.running import steady_after, validate
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fdg_jax.schedule.core import Address, Schedule
+from fdg_jax.schedule import Address, Schedule
 from fdg_jax.schedule.hardware import Machine, Number
 from fdg_jax.schedule.walk import Step, filling, walk
 

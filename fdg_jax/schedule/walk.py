@@ -7,7 +7,7 @@ all use `walk`. Only the host loop, which executes the operations, reads ticks b
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fdg_jax.schedule.core import Address, Op, Schedule, Tick
+from fdg_jax.schedule import Address, Op, Schedule, Tick
 
 
 class Step(NamedTuple):

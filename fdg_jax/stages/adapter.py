@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
-from fdg_jax.stages.around import Around, Held, name_of
 from fdg_jax.stages.reported import METRICS
-from fdg_jax.stages.switches import LOSSES, SWITCHES, Tell, by_position
+from fdg_jax.stages.switches import LOSSES, SWITCHES, Around, Held, Tell, by_position, name_of
 
 Tree = Any
 

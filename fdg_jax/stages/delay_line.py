@@ -221,9 +221,7 @@ class Used(NamedTuple):
     changes: Tree
 
 
-def use(
-    lines: LineOptions, i: int, at: Progress, line: Any, new: Gradient, batch: jax.Array, **extra: Any
-) -> Used:
+def use(lines: LineOptions, i: int, at: Progress, line: Any, new: Gradient, batch: jax.Array, **extra: Any) -> Used:
     """Puts a gradient into the delay line of stage k = i + 1, and uses the gradient that comes out.
 
     Arguments:

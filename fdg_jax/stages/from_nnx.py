@@ -20,9 +20,8 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stages.around import Around, Path, found
 from fdg_jax.stages.sharded import unboxed
-from fdg_jax.stages.switches import LOSSES, SWITCHES, refusal, switch_of, switches
+from fdg_jax.stages.switches import LOSSES, SWITCHES, Around, Path, found, refusal, switch_of, switches
 
 Tree = Any
 STREAMS = ("params", "dropout", "default")  # of the nnx.Rngs that makes a module; "default" stands in for all others

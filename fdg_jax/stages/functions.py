@@ -248,10 +248,7 @@ def make_apply(
 
 
 def functions(
-    module: nn.Module,
-    loss: Loss | None = None,
-    loss_dtype: Any = None,
-    compute: ComputeOptions = DEFAULT_COMPUTE,
+    module: nn.Module, loss: Loss | None = None, loss_dtype: Any = None, compute: ComputeOptions = DEFAULT_COMPUTE
 ) -> Functions:
     """Makes the pure functions of a stage.
 

@@ -19,13 +19,12 @@ from optax import contrib
 from fdg_jax.arrays import check_usable, flattened, native
 from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.stages.around import name_of
 from fdg_jax.stages.functions import ComputeOptions, functions, key_shape, loss_of, metrics_of, split_variables
 from fdg_jax.stages.preprocessing import Preprocess, preprocessed
 from fdg_jax.stages.reported import joined, taken
 from fdg_jax.stages.shapes import describe, shape_of, zeros
 from fdg_jax.stages.sharded import unboxed
-from fdg_jax.stages.switches import WAY_OUT, Untold, refusal
+from fdg_jax.stages.switches import WAY_OUT, Untold, name_of, refusal
 from fdg_jax.stages.tracing import TracedModule, asked_stream, trace_forward, trace_module, trace_or_refuse
 from fdg_jax.stages.update import states_of
 from fdg_jax.stages.weighted import all_weighted

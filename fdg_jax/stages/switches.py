@@ -4,6 +4,7 @@ that nobody sets.
 The pipeline passes `train` to a stage or block. If the stage then calls a part without setting the part's switch, the
 switch keeps its default. Then dropout may stay off, or batch statistics never move, without any error. So training is
 traced once with `Untold`, which finds such parts.
+An `Around`, which `fdg_jax.stage` and `fdg_jax.tie` return, hands `train` on to the module that it is around.
 """
 
 import inspect
@@ -12,9 +13,11 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import numpy as np
 
 Tree = Any
+Path = tuple[Any, ...]  # of a module or an array in nested dictionaries of variables
 LOSSES = "losses"  # the collection whose sown values are added to a stage's loss; it exists in training only
 # The names of switches in Flax and in code written for it, each with its value in training.
 SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
@@ -191,3 +194,34 @@ def refusal(who: str, part: str, switch: Switch) -> str:
     what = "an argument" if switch.argument else "a field"
     fact = f"{whole} has {what} `{switch.name}`, which nobody would set: it would be {switch.value} in training, too"
     return f"{fact}, so dropout would be off, or batch statistics would not change. {WAY_OUT} {FROZEN}"
+
+
+class Held:
+    """Holds a module in a field of another module without making it a submodule."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+
+class Around(nn.Module):
+    """A module that wraps another one. The inner module's variables keep their names."""
+
+    held: Held
+    passes_train_on = True  # hands `train` to its parts, and does nothing else with it
+
+    @property
+    def inner(self) -> nn.Module:
+        """The inner module, for one call."""
+        return self.held.module.clone(parent=self.scope)
+
+
+def name_of(module: nn.Module) -> str:
+    """The name of a module's class; for a wrapper, that of the inner module."""
+    return name_of(module.held.module) if isinstance(module, Around) else type(module).__name__
+
+
+def found(tree: Any, path: Path) -> Any:
+    """The entry at a path in nested dictionaries; None if there is no entry."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from fdg_jax.errors import BadInput
-from fdg_jax.stages.around import Around, Held, Path, found
-from fdg_jax.stages.switches import arguments
+from fdg_jax.stages.switches import Around, Held, Path, arguments, found
 
 Tree = Any
 

@@ -14,7 +14,7 @@ import jax
 from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.layers.axes import naming
+from fdg_jax.layers import naming
 from fdg_jax.machine import programs
 from fdg_jax.stages.functions import ComputeOptions, SownLosses, functions, init_variables, key_shape, split_variables
 from fdg_jax.stages.shapes import shape_of

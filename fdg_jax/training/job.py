@@ -25,14 +25,14 @@ from fdg_jax.checks.options import replicas
 from fdg_jax.checks.plan import Plan, of_config
 from fdg_jax.config import FIELDS, Config, model_options, run_length, values
 from fdg_jax.data import fingerprint
+from fdg_jax.data.sampling import sampled
 from fdg_jax.errors import BadInput, NoEffect
-from fdg_jax.layers.axes import EMBED, HEADS, HIDDEN
+from fdg_jax.layers import EMBED, HEADS, HIDDEN
 from fdg_jax.machine import facts
 from fdg_jax.machine.output import say
 from fdg_jax.methods.interface import Method
 from fdg_jax.stages.preprocessing import preprocess_of
 from fdg_jax.training.processes import Peers
-from fdg_jax.training.sampling import sampled
 from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
@@ -93,7 +93,7 @@ def network_input(dataset: data.Source, batch_size: int) -> Any:
     return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))
 
 
-# Which axes of a transformer's weights (fdg_jax.layers.axes) are cut over which axes of a stage's mesh.
+# Which axes of a transformer's weights (fdg_jax.layers) are cut over which axes of a stage's mesh.
 TENSOR, FSDP = ((HEADS, "tensor"), (HIDDEN, "tensor")), ((EMBED, "data"),)
 
 
@@ -173,11 +173,7 @@ def prepare(options: Config, note: str = "", peers: Peers = ALONE, initial: Init
 
 
 def built(
-    options: Config,
-    dataset: data.Source,
-    peers: Peers,
-    parts: Partition | None = None,
-    initial: Initial | None = None,
+    options: Config, dataset: data.Source, peers: Peers, parts: Partition | None = None, initial: Initial | None = None
 ) -> Job:
     """The job on loaded data. parts: the stages, if they are known. Raises BadInput."""
     method = methods.find(options.method)
@@ -196,7 +192,7 @@ def built(
         window=options.window or (1 if streamed else default_window(options, first.platform, N)),
     )
     check_last_batch(options, method, N)
-    sampled(options, dataset)
+    sampled(options, dataset.classes)
     if not devices.is_here(first):  # stage 1 alone needs the inputs
         dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
@@ -400,11 +396,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def initialise(
-    pipeline: Pipeline,
-    parts: Partition,
-    dataset: data.Source,
-    options: Config,
-    initial: Initial | None,
+    pipeline: Pipeline, parts: Partition, dataset: data.Source, options: Config, initial: Initial | None
 ) -> None:
     """Initialises the whole network, then cuts it, so that the initial weights are the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size

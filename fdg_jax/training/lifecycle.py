@@ -20,23 +20,23 @@ from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
-from fdg_jax.data.loading import LoaderFailed
+from fdg_jax.data.stream import LoaderFailed
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
 from fdg_jax.machine import compile_cache, gpu_flags, jax_settings, output
 from fdg_jax.machine.facts import python_command
 from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.report import report_page
-from fdg_jax.runs import incidents, reading, run_files, trackers
+from fdg_jax.runs import reading, run_files, trackers
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.training import job as jobs
-from fdg_jax.training import opening, trained, utilization
+from fdg_jax.training import opening, trained
 from fdg_jax.training.job import Job, check_data
 from fdg_jax.training.loop import Loop, Steps, to_end
 from fdg_jax.training.policies import about_job, versions
 from fdg_jax.training.processes import Peers, Silent
-from fdg_jax.training.record import Diverged, Record, Run
+from fdg_jax.training.record import Diverged, Record, Run, utilization, utilization_words
 
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 # If one of these changes between two sessions, the last bits of results may change.
@@ -387,7 +387,7 @@ def train(run: Run, signals: Signals) -> Steps[int]:
             run_files.write_json(run.path / run_files.SUMMARY, summary)
     except tuple(ENDINGS) as error:
         if first and isinstance(error, Diverged):
-            incidents.add(run.path, error.step, f"{error}. The run ended there.")
+            run_files.add_incident(run.path, error.step, f"{error}. The run ended there.")
         if first and not isinstance(error, OSError) and durable.is_same_folder(run.path, began_in):
             write_report(run.path, quietly=isinstance(error, SaveFailed))
         return end(error, run)
@@ -501,7 +501,7 @@ def summarise(run: Run, parameters_sha256: str, state_sha256: str) -> dict[str, 
         "final_state_sha256": state_sha256,
         "test_loss": record.test_loss,
         **dataset.measures(record.test_loss),
-        **utilization.measured(job, rate),
+        **utilization(job, rate),
         "updates": pipeline.updates,
         "stage_parameters": pipeline.parameter_counts,
         "drained": o.drain,
@@ -541,7 +541,7 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
     print()
     done = (
         f"done: test error {summary['test_error_percent']:.2f}%{loss_words} after {epochs} on {summary['dataset']}, "
-        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}{utilization.words(summary)}"
+        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}{utilization_words(summary)}"
     )
     print(output.wrapped(done, width), file=output.loud())
     staleness = (

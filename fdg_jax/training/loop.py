@@ -19,20 +19,17 @@ import numpy as np
 
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.config import Config
-from fdg_jax.data.blocks import anywhere
-from fdg_jax.data.dataset import Dataset
-from fdg_jax.data.loading import Loading
+from fdg_jax.data.dataset import Dataset, Source
 from fdg_jax.data.order import drawn, epoch_order
-from fdg_jax.data.source import Source
-from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
-from fdg_jax.data.text import Text
+from fdg_jax.data.sampling import LENGTH, continued, sampled
+from fdg_jax.data.stream import Loader, Loading, Stream, TestBatches, TrainBatches
+from fdg_jax.data.text import Text, anywhere
 from fdg_jax.errors import reason
 from fdg_jax.machine.signals import Signals, Stopped
-from fdg_jax.runs import incidents
+from fdg_jax.runs import run_files
 from fdg_jax.runs.progress import Progress, count, per_second
 from fdg_jax.training.policies import NonFinitePolicy, Saving, waiting, watchdog
 from fdg_jax.training.record import Run
-from fdg_jax.training.sampling import LENGTH, continued, sampled
 
 PROFILE, PERFETTO = "profile", "perfetto_trace.json.gz"
 # Work of a run that pauses (`yield`) where runs that train together wait for one another. It pauses after batches have
@@ -62,7 +59,7 @@ class Loop:
         self.feed = feed(self.job.dataset, o, self.job.steps, signals.check if alone else lambda: None)
         self.first = FirstDispatches(o)
         self.transform = self.job.dataset.test_transform()
-        self.sampled = sampled(o, self.job.dataset)
+        self.sampled = sampled(o, self.job.dataset.classes)
         nonfinite = NonFinitePolicy(self.job, self.feed.batch, self.warn)
         self.record.on_nonfinite = nonfinite.handle_metrics
         self.saving = Saving(run, progress.say, nonfinite, self.in_flight)
@@ -84,7 +81,7 @@ class Loop:
         """Prints a warning about values that are not finite, and keeps it for the report."""
         self.progress.say(line)
         if self.job.peers.first:
-            incidents.add(self.run.path, self.record.step, line.removeprefix("WARNING: "))
+            run_files.add_incident(self.run.path, self.record.step, line.removeprefix("WARNING: "))
 
     def train(self) -> Steps[None]:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""

@@ -14,7 +14,7 @@ from fdg_jax.config import Config
 from fdg_jax.data.stream import Stream
 from fdg_jax.engine import memory
 from fdg_jax.machine import output
-from fdg_jax.machine.cores import OtherProcesses
+from fdg_jax.machine.facts import OtherProcesses
 from fdg_jax.machine.signals import Signals
 from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
 from fdg_jax.runs.progress import clock, count, per_second

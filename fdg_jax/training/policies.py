@@ -23,9 +23,8 @@ from fdg_jax.engine.losses import Metrics
 from fdg_jax.engine.unfinished import MESSAGE, Dispatched, UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
-from fdg_jax.runs import incidents, run_files
-from fdg_jax.runs.incidents import STALLS
-from fdg_jax.runs.run_files import CHECKPOINTS
+from fdg_jax.runs import run_files
+from fdg_jax.runs.run_files import CHECKPOINTS, STALLS
 from fdg_jax.training.job import Job
 from fdg_jax.training.record import Diverged, Run, diverged_by
 
@@ -99,11 +98,7 @@ class Saving:
     """
 
     def __init__(
-        self,
-        run: Run,
-        say: Callable[[str], None],
-        nonfinite: NonFinitePolicy,
-        unfinished: UnfinishedOperations | None,
+        self, run: Run, say: Callable[[str], None], nonfinite: NonFinitePolicy, unfinished: UnfinishedOperations | None
     ):
         self.job, self.options, self.record, self.pipeline = run.job, run.job.options, run.record, run.job.pipeline
         self.say, self.nonfinite, self.unfinished = say, nonfinite, unfinished
@@ -255,7 +250,7 @@ class Watchdog:
         event |= {"operation": operation(op), "batch": op.first, "last_batch": op.last}
         event |= {"since": began.isoformat(timespec="milliseconds"), "seconds": round(now - op.since, 3)}
         event |= {"compiling": compiling}
-        incidents.append(self.run / STALLS, event)
+        run_files.append_event(self.run / STALLS, event)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from fdg_jax.options.common import AUTO, Joining
 from fdg_jax.options.fields import spelled
 from fdg_jax.runs import reading, run_files
 from fdg_jax.transport import joining as transport
-from fdg_jax.transport.gathering import Absent
+from fdg_jax.transport.joining import Absent
 from fdg_jax.transport.notices import Notices, first_difference
 
 Answer = TypeVar("Answer")

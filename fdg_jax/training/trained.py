@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax import models, own_files, split, strict_json
+from fdg_jax import gpt2, models, own_files, split, strict_json
 from fdg_jax.arrays import shown
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
@@ -35,7 +35,7 @@ from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.stages.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stages.precision import precision
-from fdg_jax.training import gpt2, job, loop
+from fdg_jax.training import job, loop
 from fdg_jax.training.job import Partition
 
 Variables = Mapping[str, Any]
@@ -75,7 +75,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(source: Any) -> Inputs:
-    """The inputs of a network that is trained on this data set (fdg_jax.data.source)."""
+    """The inputs of a network that is trained on this data set (fdg_jax.data.dataset)."""
     mean, std = (tuple(float(each) for each in getattr(source, name, ())) for name in ("mean", "std"))
     return Inputs(tuple(source.shape), np.dtype(source.dtype).name, int(source.classes), mean, std)
 
@@ -453,7 +453,7 @@ class InitialWeights:
 
     Only the network's variables are taken, by the names of its blocks. So the other run may have had any K, split,
     method, optimizer and version. Optimizer, learning rate and the order of the batches begin anew. A file of another
-    program has GPT-2's names (fdg_jax.training.gpt2); if it has more positions than a block of the data has tokens, the
+    program has GPT-2's names (fdg_jax.gpt2); if its table of positions is longer than a block of the data, the
     first positions are taken.
 
     about: the source of the weights and the sha256 of the parameters; for a run also the number of batches before

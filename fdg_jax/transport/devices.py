@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import jax_internals
-from fdg_jax.machine.placement import processes_of_stages
+from fdg_jax.machine.child import processes_of_stages
 
 BATCH_AXES = "data", "fsdp"  # the axes of a mesh over which a batch is sharded
 

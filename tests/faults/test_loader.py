@@ -18,7 +18,7 @@ from tests.image_files import imagenet as write_imagenet
 CODE = """
 import sys
 from fdg_jax.data.streams import imagenet as stream
-from fdg_jax.training import command; from fdg_jax.experiments import imagenet
+from fdg_jax.experiments import command, imagenet
 stream.SIDE = 128
 command.leave(imagenet.main(sys.argv[1:]))
 """

@@ -10,7 +10,7 @@ from fault_runs import SMALL, STEPS, summary
 
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
-from fdg_jax.runs import incidents
+from fdg_jax.runs import run_files
 from fdg_jax.stages.stage import Stage
 from fdg_jax.training import loop
 
@@ -83,13 +83,13 @@ def test_a_nan_in_a_stage_is_named_and_each_policy_obeyed(seed, all_of_them, tmp
         assert no_number_on_disk_is_lost(path) >= 1
         if policy == "rollback":
             assert code == 0 and "goes back to the checkpoint" in said, said
-            assert "goes back to the checkpoint" in incidents.read(path)[-1].fact
+            assert "goes back to the checkpoint" in run_files.read_incidents(path)[-1].fact
         elif policy == "stop" or what == "weights":  # weights that are lost stay so, and no checkpoint may hold them
             assert code == 1 and "error: " in said and not (path / "summary.json").exists()
-            assert incidents.read(path)[-1].fact.endswith("The run ended there.")
+            assert run_files.read_incidents(path)[-1].fact.endswith("The run ended there.")
         else:
             assert code == 0 and "Its update is skipped" in said and summary(path)["steps"] == STEPS
-            assert "Its update is skipped" in incidents.read(path)[0].fact
+            assert "Its update is skipped" in run_files.read_incidents(path)[0].fact
     code, said = run(tmp_path / "whole", capsys, method, K, "stop")
     assert code == 0, said
     for name in ("final_state_sha256", "final_parameters_sha256"):  # a fault that is gone leaves no trace

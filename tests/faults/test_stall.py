@@ -10,7 +10,7 @@ from small import batches, nothing_unfinished, parts, pipeline
 from toys import CALLS, Troubled
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.runs.incidents import STALLS
+from fdg_jax.runs.run_files import STALLS
 from fdg_jax.training.policies import Watchdog
 
 K = 3

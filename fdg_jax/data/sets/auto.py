@@ -4,8 +4,6 @@ Digits replace CIFAR-10 only if CIFAR-10 is absent. A given data directory witho
 error here, too, since the user wants these files to be used.
 """
 
-from __future__ import annotations
-
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.sets import cifar10, digits

@@ -5,8 +5,6 @@ Deviation: images are divided by the standard deviations of the training pixels,
     are 1.22 to 1.30 times as large. For CIFAR-100 both codes have the same numbers.
 """
 
-from __future__ import annotations
-
 from fdg_jax.data import cifar, download
 from fdg_jax.data.arrays import Expected
 from fdg_jax.data.dataset import Dataset

@@ -1,7 +1,5 @@
 """CIFAR-100: 50,000 training and 10,000 test photographs of 32x32 pixels in 100 (fine) classes."""
 
-from __future__ import annotations
-
 from fdg_jax.data import cifar, download
 from fdg_jax.data.arrays import Expected
 from fdg_jax.data.dataset import Dataset

@@ -4,8 +4,6 @@ Each load makes the images from CIFAR-10, so directories, downloads and errors a
 integer arithmetic, halves upwards, so the bytes are the same on every machine.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fdg_jax.data.dataset import Dataset

@@ -6,8 +6,6 @@ the channel is repeated three times. The data have no official split. The split 
 stratified: a fifth of each class, chosen by a frozen generator, is for testing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fdg_jax.data.dataset import Dataset

@@ -4,8 +4,6 @@ Each class is a coarse random pattern, and each image is its class's pattern wit
 and a loss that does not fall shows a bug. Crop and flip are CIFAR's, so that benchmarks include the same augmentation.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fdg_jax.data.dataset import Dataset

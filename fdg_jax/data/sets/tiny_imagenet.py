@@ -7,13 +7,11 @@ Crop and flip are CIFAR's. The paper says "random cropping" without a number of 
 pixels, an eighth of the side, as CIFAR's are by 4 of 32.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path
 
-from fdg_jax.data import arrays, directories, files
+from fdg_jax.data import arrays, files
 from fdg_jax.data.arrays import Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
@@ -45,14 +43,14 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 def find(data_dir: str | os.PathLike[str] | None) -> Path:
     """The unpacked folder: in data_dir, or data_dir itself. Raises Unavailable or BadInput if neither has it."""
-    base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    base = arrays.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     for folder in (base / FOLDER, base):
         if (folder / CLASSES).exists():
             return folder
     way_out = f"Unpack {URL} and give the directory that holds the folder {FOLDER} as --data-dir"
     if data_dir is None:
         raise Unavailable(f"Tiny-ImageNet isn't in {base / FOLDER}, and this program does not download it. {way_out}.")
-    found = ", ".join(path.name for path in directories.list_directory(base)[:5]) or "nothing"
+    found = ", ".join(path.name for path in arrays.list_directory(base)[:5]) or "nothing"
     raise BadInput(f"{base} has neither a folder {FOLDER} nor a file {CLASSES}; it holds {found}. {way_out}.")
 
 

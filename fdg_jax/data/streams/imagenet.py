@@ -7,14 +7,12 @@ Images become 224x224 (see `jpeg`). Classes 0, 1, ... are WordNet's numbers, sor
 Folders with other classes or fewer images are read too; the run then prints a prominent note that this is not ImageNet.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 from importlib import resources
 from pathlib import Path
 
-from fdg_jax.data import directories, files, tfds
+from fdg_jax.data import arrays, files, tfds
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.files import Encoded
 from fdg_jax.data.pictures import MEAN, SIDE, STD
@@ -43,7 +41,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
         Unavailable: the data set is missing, and no directory was given.
         BadInput: a file is missing or damaged; the message names it.
     """
-    base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    base = arrays.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     train, test, classes = found(base, asked=data_dir is not None)
     note = ""
     if (len(train), len(test), classes) != (TRAIN, TEST, CLASSES):
@@ -62,12 +60,12 @@ def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
     for folder in (base, base / NAME):
         if (folder / "train").is_dir():
             return of_folders(folder)
-    version = directories.find(PREPARED, base)
+    version = arrays.prepared(PREPARED, base)
     if version is not None:
         return of_prepared(version)
     if not asked:
         raise Unavailable(f"ImageNet isn't in {base}, and this program does not download it. {WAY_OUT}.")
-    held = ", ".join(path.name for path in directories.list_directory(base)[:5]) or "nothing"
+    held = ", ".join(path.name for path in arrays.list_directory(base)[:5]) or "nothing"
     raise BadInput(f"{base} has neither a folder train nor a folder {PREPARED}; it holds {held}. {WAY_OUT}.")
 
 

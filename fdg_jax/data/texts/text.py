@@ -4,8 +4,6 @@ The default text is one file with 0.75 MB of English about Python. It differs be
 fingerprint differs, and a run on it cannot be resumed with another version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path

@@ -7,8 +7,6 @@ for their hash and largest token. In their folder two more files are opened: `to
 `encoded.json`, for the number of bytes that were encoded.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import importlib
@@ -23,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from fdg_jax import strict_json
-from fdg_jax.data.blocks import Blocks, OpenFile
-from fdg_jax.data.text import CHUNK, Text, without_last_tenth
+from fdg_jax.data.text import CHUNK, Blocks, OpenFile, Text, without_last_tenth
 from fdg_jax.errors import BadInput, Damaged, first_line, reason
 
 HEADER = 256  # int32 numbers

@@ -20,7 +20,7 @@ from fdg_jax import cli
 from fdg_jax.checks import options as checks
 from fdg_jax.cli import CommandLine, Program
 from fdg_jax.config import Config
-from fdg_jax.data import loading
+from fdg_jax.data import stream
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.machine.signals import Signals, Stopped
@@ -103,6 +103,6 @@ def claim(asked: Config, held: ExitStack) -> tuple[str, bool]:
 def leave(code: int) -> None:
     """Ends the process of a command."""
     output.flush()
-    loading.leave(code)
+    stream.leave(code)
     processes.leave(code)
     sys.exit(code)

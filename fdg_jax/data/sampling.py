@@ -1,7 +1,7 @@
-"""Samples of a language model. Tokens are drawn one after another, each from the logits after the tokens before it.
+"""Samples of a language model: tokens drawn one after another, each from the scores after those before it.
 
-Each token costs a forward pass over a whole block, since nothing is cached between tokens. So sampling needs no other
-form of the network: every model, split and device that can evaluate can also sample.
+Each token costs a forward pass over a whole block, as nothing of the one before is kept. So a network needs no other
+form for sampling, and every model, split and device that evaluates also samples.
 """
 
 import os
@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax.config import Config
-from fdg_jax.data.source import Source
 from fdg_jax.data.texts.tokens import TOKENIZER, tokenizer_of, tokenizer_sha256
 from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import said
@@ -32,15 +30,16 @@ def bytes_codec() -> Codec:
     return Codec(lambda text: [*text.encode()], lambda tokens: bytes(tokens).decode(errors="replace"))
 
 
-def codec_of(options: Config, tokenizer: str | None = None, sha256: str | None = None) -> Codec:
-    """How text becomes the tokens of a run: by bytes, by a tokenizer, or as token numbers separated by spaces.
+def codec_of(options: Any, tokenizer: str | None = None, sha256: str | None = None) -> Codec:
+    """How text becomes the tokens of a run: by bytes, by a tokenizer, or as their numbers, with spaces between.
 
     Arguments:
-        tokenizer: the tokenizer's file; None: the file beside the run's tokens, if there is one.
-        sha256: the hash of the tokenizer that the run was made with, if it is known.
+        options: those of the run (fdg_jax.config.Config).
+        tokenizer: its file; None: the one beside the run's tokens, if it is there.
+        sha256: of the one that the run was made with, if it is known.
 
     Raises:
-        BadInput: the tokenizer is not the run's, or cannot be read.
+        BadInput: it is another tokenizer, or cannot be read.
     """
     if options.dataset != "tokens":
         return bytes_codec()
@@ -60,26 +59,25 @@ def numbers(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split()]
     except ValueError:
-        fact = "there is no tokenizer beside the tokens, so the text must be given as numbers of tokens"
-        raise BadInput(f"{said('sample', text)}: {fact}. Separate them by spaces, as in '5 17 3'.") from None
+        fact = "there is no tokenizer beside the tokens, so a sample begins with their numbers"
+        raise BadInput(f"{said('sample', text)}: {fact}. Write them with spaces, such as '5 17 3'.") from None
 
 
 def start_of(text: str, codec: Codec, classes: int) -> list[int]:
-    """The tokens of the text that a sample begins with. Raises BadInput if there are none, or the network has no such
-    token."""
+    """The tokens of the text that a sample begins with. Raises BadInput if there are none, or one is not known."""
     tokens = codec.encode(text)
     if not tokens or not all(0 <= each < classes for each in tokens):
-        fact = f"{said('sample', text)} makes {len(tokens)} tokens, but needs at least one, all from 0 to"
-        raise BadInput(f"{fact} {classes - 1}. Give a text that the network's tokens can express.")
+        fact = f"{said('sample', text)} makes {len(tokens)} tokens, of which the network knows those from 0 to"
+        raise BadInput(f"{fact} {classes - 1}. Begin with at least one, and with known ones only.")
     return tokens
 
 
-def sampled(options: Config, dataset: Source) -> tuple[Codec, list[int]] | None:
-    """(the codec, the tokens that samples begin with) for --sample; None without --sample. Raises BadInput."""
+def sampled(options: Any, classes: int) -> tuple[Codec, list[int]] | None:
+    """(how text becomes tokens, the tokens that samples begin with) of --sample; None without it. Raises BadInput."""
     if options.sample is None:
         return None
     codec = codec_of(options)
-    return codec, start_of(options.sample, codec, dataset.classes)
+    return codec, start_of(options.sample, codec, classes)
 
 
 def continued(
@@ -94,11 +92,11 @@ def continued(
     """`start`, and `length` tokens after it. The same seed gives the same tokens.
 
     Arguments:
-        scores: [T] tokens -> [T, classes], the logits after each token, which must not depend on later tokens.
+        scores: [T] tokens -> [T, classes], the logits after each of them, which must not depend on later ones.
         start: at least one token.
         T: tokens of a block; the network sees the last T.
         temperature: divides the logits; 0 takes the largest.
-        top_k: draws from the top_k tokens with the largest logits only; None: from all.
+        top_k: draws from so many tokens, those of the largest logits; None: from all.
         seed: of NumPy's RandomState, whose stream never changes.
     """
     random, tokens = np.random.RandomState(seed), list(start)
