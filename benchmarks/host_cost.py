@@ -12,8 +12,8 @@ two clocks. Both give medians over many ticks in the steady state:
   of 32 dispatches from filling. On a CPU, the computing threads compete with the host for the cores.
 
 The bare calls of a stage's three programs are also compared with the call of one program that does the same. This shows
-the saving by a single dispatch per tick. `--packing off` shows the cost when every small array goes in and out by
-itself (fdg_jax.stages.packing).
+what one dispatch per tick and stage would save. `--packing off` shows the cost when every small array goes in and out
+by itself (fdg_jax.stages.packing).
 
 The loop's own part (schedule, mail, losses) is measured with stages that do nothing; `tick` is the sum of the
 parts. On a GPU, launching a program's kernels costs extra time, which the same command measures there.

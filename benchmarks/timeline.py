@@ -4,9 +4,9 @@
 
 The run is the same as the training command's. When an operation is dispatched, its results go to a thread of its stage,
 which waits for one after the other. So the end of each operation is known, without extra work for the devices and
-without delaying the loop. The beginning is computed: it is the latest of the operation's dispatch, the previous end of
-its stage, and the arrival of its messages. A CPU device runs one program after another, so an operation can begin at
-this time. Only the lack of a free thread may delay it; such a delay counts as computing.
+without delaying the loop. The beginning is computed: it is the latest of the operation's dispatch, the end of the
+stage's operation before, and the arrival of its messages. A CPU device runs one program after another, so an operation
+can begin at this time. Only the lack of a free thread may delay it; such a delay counts as computing.
 
 Precision: an end is seen late, because the thread has to wake up and get Python's lock. During the run, threads ask for
 this lock every 0.1 ms. The last line of the output has the delay. The delay is measured in the same process, relative

@@ -146,8 +146,8 @@ def unpacked(content: bytes, archive: str, cifar: Cifar) -> Arrays:
     for names, count in ((cifar.train, expected.train), (cifar.test, expected.test)):
         raw = b"".join(files[name] for name in names)
         if len(raw) != count * size:
-            fact = f"{count:,} records of {size:,} bytes are {count * size:,} bytes, but the archive holds {len(raw):,}"
-            raise BadInput(f"{archive}: {fact}. Remove or replace it.")
+            fact = f"{', '.join(names)} have {len(raw):,} bytes, but {count:,} records of {size:,} bytes need"
+            raise BadInput(f"{archive}: {fact} {count * size:,}. Remove or replace it.")
         table = np.frombuffer(raw, np.uint8).reshape(count, size)
         images = table[:, cifar.label_bytes :].reshape(count, channels, height, width).transpose(0, 2, 3, 1)
         found += [np.ascontiguousarray(images), table[:, cifar.label_bytes - 1].astype(np.int32)]

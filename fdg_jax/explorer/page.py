@@ -64,7 +64,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return parsed(found)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise BadInput(f"--measured {path} is JSON, but not a timeline of benchmarks.timeline. {way_out}") from None
+        fact = f"is JSON, but not a timeline of benchmarks.timeline with at most {MOST:,} operations"
+        raise BadInput(f"--measured {path} {fact}. {way_out}") from None
 
 
 def parsed(found: Any) -> dict[str, Any]:

@@ -363,7 +363,7 @@ class Start:
         "directory and can be resumed alone or with the others.", group="start"
     )
     jobs: int = option(
-        1, "With --seeds or --sweep: number of runs at the same time, each on its own core.",
+        1, "With --seeds or --sweep: number of runs at the same time. If there are several, each has its own core.",
         metavar="N", inside="[1, inf)", group="start"
     )
 

@@ -40,7 +40,8 @@ class Precision(NamedTuple):
         return rounded(y, self.output_dtype)
 
     def example(self, x: Tree) -> Tree:
-        """An example of the inputs, in the dtype with which a module makes float32 parameters."""
+        """Example inputs in float32, so that a module initialised with them makes float32 parameters. Without a compute
+        dtype, x as it is."""
         return rounded(x, jnp.float32) if self.compute_dtype else x
 
     def gradients(self, grads: Tree, of: Tree) -> Tree:

@@ -186,14 +186,15 @@ def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
         )
         if stage["memory_bytes"]:
             sends = f"; sends {stage['sends']}, {megabytes(stage['sends_bytes'])} MB" if stage["sends_bytes"] else ""
-            each, part = "on each, " if len(place.devices) > 1 else "", stage["sends_bytes"] // place.parts
-            sends += f", {megabytes(part)} MB of each" if sends and place.parts > 1 else ""
-            text.append(f"  memory   {each}{memory_words(stage['memory_bytes'])}{sends}")
+            part = stage["sends_bytes"] // place.parts
+            sends += f", {megabytes(part)} MB from each device" if sends and place.parts > 1 else ""
+            each = " on each device" if len(place.devices) > 1 else ""
+            text.append(f"  memory   {memory_words(stage['memory_bytes'], each)}{sends}")
     return text
 
 
-def memory_words(stage: dict[str, int]) -> str:
-    """A stage's memory: 27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, ... Parts below 1% are left out."""
+def memory_words(stage: dict[str, int], each: str) -> str:
+    """A stage's memory: 27.5 MB (weights 1.0, optimizer 1.0, ...) and XLA's buffers. Parts below 1% are left out."""
     words = []
     for name in PARTS:
         if stage[name] < stage["total"] / 100 and name not in ("weights", "optimizer"):
@@ -201,7 +202,7 @@ def memory_words(stage: dict[str, int]) -> str:
         several = name == "stashes" and stage["kept"] > 1 and stage["kept"] * stage["stash"] == stage["stashes"]
         each = f"{stage['kept']} stashes of {megabytes(stage['stash'])}"
         words.append(each if several else f"{name.replace('_', ' ')} {megabytes(stage[name])}")
-    return f"{megabytes(stage['total'])} MB + XLA's buffers: {', '.join(words)}"
+    return f"{megabytes(stage['total'])} MB{each} ({', '.join(words)}), and XLA's buffers"
 
 
 def megabytes(n: int) -> str:

@@ -51,7 +51,7 @@ def find(data_dir: str | os.PathLike[str] | None) -> Path:
     if data_dir is None:
         raise Unavailable(f"Tiny-ImageNet isn't in {base / FOLDER}, and this program does not download it. {way_out}.")
     found = ", ".join(path.name for path in arrays.list_directory(base)[:5]) or "nothing"
-    raise BadInput(f"{base} has neither a folder {FOLDER} nor a file {CLASSES}; it holds {found}. {way_out}.")
+    raise BadInput(f"{CLASSES} is neither in {base / FOLDER} nor in {base}, which begins with {found}. {way_out}.")
 
 
 def class_names(folder: Path) -> list[str]:
