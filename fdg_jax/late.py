@@ -34,7 +34,7 @@ from fdg_jax.checks.arguments import OF_PIPELINE, rate_of, stage_optimizers
 from fdg_jax.checks.plan import plan
 from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import CorrectionSpec, Late
-from fdg_jax.errors import BadInput, NoEffect
+from fdg_jax.errors import BadInput, NoEffect, sentence
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import checked
 from fdg_jax.stages import delay_line
@@ -154,7 +154,7 @@ class Profile:
             try:
                 repeated = jax.tree.map(lambda k, below: [k] * len(jax.tree.leaves(below)), self.stage_of, tree)
             except ValueError as error:
-                fact = f"stage_of does not fit the tree of parameters: {error}"
+                fact = f"stage_of does not fit the tree of parameters: {sentence(error)}"
                 raise BadInput(f"{fact} Give a function of a parameter's path, such as {names[0]!r}.") from None
             said = jax.tree.leaves(repeated)
         found = []

@@ -4,7 +4,7 @@
 
 The relay makes a TUN device for each address and prints its name. The process that started the relay moves each device
 to the host with this address. Then the relay reads lines from its standard input. Each line is a delay in seconds. From
-then on, packets between hosts arrive later by this delay, in order and complete. The relay ends when its input ends.
+then on, packets between hosts arrive later by this delay, in order. None is lost. The relay ends when its input ends.
 """
 
 import fcntl

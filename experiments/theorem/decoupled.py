@@ -63,8 +63,8 @@ def trained(problem: Problem, beta: float, rates: Sequence[Array], drawn: Array)
         rates: [T][runs]. All modules have the rate of step t (Eq. 12).
         drawn: [T, runs], the number of the data pair that is each run's batch t.
 
-    Returns: theta [T+1, runs, K m] in the time of Eq. 12, and the measured staleness of stages 1..K. After batch t, the
-        delay-line engine has theta of t+1 (fdg_jax.stages.delay_line).
+    Returns: theta [T+1, runs, K m], whose row t is theta^t of Eq. 12, and the measured staleness of stages 1..K. The
+        weights of the delay-line engine after batch t are theta^(t+1) (fdg_jax.stages.delay_line).
     """
     run, now, path = pipeline(problem, beta, rates[0]), rates[0], []
     for rate, samples in zip(rates, drawn, strict=True):

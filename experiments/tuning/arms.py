@@ -23,7 +23,7 @@ Flags = Mapping[str, Any]
 class Arm(NamedTuple):
     """One way to train.
 
-    name: its name in the names of its runs. label: its name on the page.
+    name: stands in the names of the runs. label: its name on the page.
     flags: the options that define the arm, outside of the grid.
     own: the settings of its own options to try. Every arm has the same number of settings.
     usual_rate: the usual learning rate of its optimizer; the grid has multiples of it.
@@ -47,7 +47,7 @@ class Arm(NamedTuple):
 class Part(NamedTuple):
     """Arms that are trained alike.
 
-    name: its name in the names of its runs.
+    name: stands in the names of the runs.
     shared, tuned, final: flags of all runs, of the tuning runs only, and of the final runs only.
     multiples: the grid, as multiples of the usual learning rate.
     seeds: those of the final runs; the tuning runs have seed 0.

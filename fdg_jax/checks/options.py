@@ -51,7 +51,7 @@ def check(config: Config, given: Collection[str]) -> Plan:
     R, M = replicas(o.replicas, o.K), plan.schedule.micro_batches
     refuse_where(o, (
         (shrinks and o.beta == 1 < o.K, "correct", "with beta 1, which is the default, shrink changes no gradient",
-         f"Add {said('beta', 0.5)}, say; or {said('beta', 1)}, if you want no shrinking"),
+         f"Add {said('beta', 0.5)}, say. If you want no shrinking, add {said('beta', 1)}"),
         (o.correct != "none" and o.K > 1 and not plan.staleness, "correct",
          f"with method {plan.method.name} no gradient is late, so there is nothing to correct",
          "Leave it out, or use a method such as fdg or ddg"),

@@ -47,8 +47,8 @@ class LayerNorm(nn.Module):
 
 
 def plus_bias(module: nn.Module, y: jax.Array, axis: str | None = None) -> jax.Array:
-    """y [..., features] plus the module's parameter `bias`, initially zero, whose gradient is a float32 sum. axis: the
-    name of its axis."""
+    """y [..., features] plus the module's parameter `bias`, initially zero. Its gradient is summed in float32. axis:
+    the name of the bias's axis."""
     bias = module.param("bias", named(nn.initializers.zeros, axis), (y.shape[-1],), jnp.float32)
     return (y.astype(sum_dtype(y)) + bias).astype(y.dtype)
 

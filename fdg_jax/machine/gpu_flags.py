@@ -60,7 +60,7 @@ def untuned_because(unknown: Collection[str]) -> str:
     """The sentence for a version of XLA that cannot keep its choices."""
     return (
         f"warning: this version of XLA does not know {', '.join(unknown)}, so it cannot store its choice of kernels. "
-        f"The run uses {UNTUNED} instead, which gives the same bits again, but slower."
+        f"The run uses {UNTUNED} instead. It is slower, but a repeated or resumed run still has the same bits."
     )
 
 

@@ -190,7 +190,7 @@ def evaluated(params: Tree, opt_state: Tree) -> Tree:
 
     Arguments:
         params: the weights of the stage.
-        opt_state: the state of its optimizer, which may have optax.contrib.schedule_free for some weights only.
+        opt_state: the state of its optimizer. Only some weights may have optax.contrib.schedule_free.
     """
     masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731  # a weight that another optimizer updates
     for state in states_of(opt_state, contrib.ScheduleFreeState):
