@@ -15,6 +15,7 @@ from fdg_jax.machine.programs import equations
 from fdg_jax.stages import flat
 from fdg_jax.stages.functions import StageState
 from fdg_jax.stages.update import UpdateRule
+from tools import kernels
 
 PARAMS = {"a": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}, "b": {"kernel": jnp.ones((2, 2)), "c": jnp.ones(())}}
 SCHEDULE = recipe.paper_schedule(0.1, 300, 390, warmup=True)
@@ -82,10 +83,53 @@ def test_a_window_of_vectors_trains_what_one_of_trees_trains(options, monkeypatc
 
 
 def test_the_operations_of_a_batch_do_not_grow_with_the_number_of_arrays():
-    """The bounds are what there is for two stages. With trees, the guard alone looks at each of their 16 arrays."""
+    """Of the guard: the bounds are 4 for a stage, two for its gradient and two for its statistics. With trees, it looks
+    at each of 12 arrays by itself."""
     data = batches(2)
     run = run_of(data)
     x, y = (np.concatenate(arrays) for arrays in zip(*data, strict=True))
     traced = jax.make_jaxpr(run.engine._window)(run.engine.run, x, y, np.arange(32).reshape(2, 16))
-    print(Counter(each.primitive.name for each in equations(traced.jaxpr)), sum(1 for _ in equations(traced.jaxpr)))
-    assert 0
+    names = Counter(each.primitive.name for each in equations(traced.jaxpr))
+    assert names["is_finite"] <= 8 and names["reduce_and"] <= 8
+
+
+HLO = """
+HloModule jit_window
+
+%fused_add (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %add.1 = f32[4]{0} add(%p, %p)
+}
+
+%fused_reduce (p: f32[4]) -> f32[] {
+  ROOT %reduce.1 = f32[] reduce(%p, %zero), dimensions={0}, to_apply=%region
+}
+
+%inner_body (t: (f32[4])) -> (f32[4]) {
+  %copy.1 = f32[4]{0} copy(%p), metadata={op_name="jit(window)/copy"}
+}
+
+%body (t: (f32[4], s32[])) -> (f32[4], s32[]) {
+  %t = (f32[4]{0}, s32[]) parameter(0)
+  %conv = (f32[4]{0}, u8[0]{0}) custom-call(%x, %k), custom_call_target="__cudnn$convForward"
+  %loop_add_fusion = f32[4]{0} fusion(%x), kind=kLoop, calls=%fused_add
+  %input_reduce_fusion = f32[] fusion(%x), kind=kInput, calls=%fused_reduce
+  %while.1 = (f32[4]{0}) while(%t), condition=%none, body=%inner_body
+  ROOT %tuple = (f32[4]{0}, s32[]) tuple(%a, %b)
+}
+
+%none (t: (f32[4])) -> pred[] {
+  %c = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %while.2 = (f32[4]{0}, s32[]) while(%t), condition=%none, body=%body
+}
+"""
+
+
+def test_launches_are_counted_by_kind_with_those_of_inner_loops():
+    launches = kernels.of_batch(HLO)
+    kinds = kernels.CONVOLUTION, kernels.REST, kernels.REDUCTION, "transposition"
+    assert kernels.counted(launches) == dict.fromkeys(kinds, 1)
+    assert [each.source for kind, each in launches if kind == "transposition"] == ["jit(window)/copy"]

@@ -35,10 +35,11 @@ def carried(run: DelayState, rules: Sequence[UpdateRule] = (), alike: Sequence[b
 
     rules: of the stages. alike: the stages whose states are to be packed, too.
     """
-    stages = list(run.stages)
+    stages, sums = list(run.stages), list(run.sums)
     for i in (i for i, whole in enumerate(alike) if whole):
-        stages[i] = pack(stages[i], rules[i])
-    return Packed.pack(run._replace(stages=tuple(stages)), lambda leaf: leaf.ndim == 0)
+        stages[i], total = pack(stages[i], rules[i]), sums[i]
+        sums[i] = total and total._replace(grads=packed(total.grads))
+    return Packed.pack(run._replace(stages=tuple(stages), sums=tuple(sums)), lambda leaf: leaf.ndim == 0)
 
 
 def plain(tree: Tree) -> Tree:
