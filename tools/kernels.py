@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--K", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--default", action="store_true", help="XLA's own choice of what command buffers capture")
     parser.add_argument("--list", action="store_true", help="each launch that is no convolution, product or reduction")
     parser.add_argument("--hlo", type=Path, help="a file for the compiled program")
     chosen = parser.parse_args()
@@ -139,8 +140,8 @@ def main() -> None:
     dump = Path(tempfile.mkdtemp())
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = " ".join([
-        os.environ.get("XLA_FLAGS", ""), REPEATABLE, CAPTURE, "--xla_gpu_autotune_level=0", f"--xla_dump_to={dump}",
-        "--xla_dump_hlo_module_re=jit_window",
+        os.environ.get("XLA_FLAGS", ""), REPEATABLE, "" if chosen.default else CAPTURE, "--xla_gpu_autotune_level=0",
+        f"--xla_dump_to={dump}", "--xla_dump_hlo_module_re=jit_window",
     ])  # fmt: skip
     import jax
 
@@ -166,9 +167,10 @@ def main() -> None:
             if kind not in (CONVOLUTION, PRODUCT, REDUCTION):
                 print(f"{kind:20} {each.name:40} {each.shape[:60]:60} {each.source}")
     for file in dump.glob("*thunk_sequence_after_thunk_passes.txt"):
-        thunks = [line for line in file.read_text(encoding="utf-8").splitlines() if re.match(r"\s*\d+: k", line)]
-        outside = [line.strip() for line in thunks if not line.startswith(" ")]
-        print(f"a window is {len(outside)} launches of the host: {[line.split()[1] for line in outside]}")
+        told = file.read_text(encoding="utf-8")
+        outside, inside = (len(re.findall(rf"(?m)^{indent}\d+: k", told)) for indent in ("", "    "))
+        captured = not re.search(r"(?m)^\d+: kWhile", told)
+        print(f"a window: {outside} launches by the host" + ("" if captured else f", and {inside} more for each batch"))
     shutil.rmtree(dump)
 
 
