@@ -1,8 +1,9 @@
 """Counts what one batch of the scan engine's window launches: `python -m tools.kernels [--list]`.
 
-With the CUDA plugin of JAX beside it (`jax-cuda12-plugin`, `jax-cuda12-pjrt`, `nvidia-cuda-nvcc-cu12`), the window is
-compiled for an H100, without having one; otherwise for this CPU. No kernel is tuned then. The instructions in the body
-of the compiled loop are counted by kind. For a GPU, XLA also says which of them its command buffers capture.
+With JAX's packages for CUDA on PYTHONPATH (`jax-cuda12-plugin`, `jax-cuda12-pjrt`, `nvidia-cuda-nvcc-cu12`), the window
+is compiled for an H100, without having one; otherwise for this CPU. XLA needs the last one's folder as
+XLA_FLAGS=--xla_gpu_cuda_data_dir=FOLDER and its FOLDER/bin on PATH. No kernel is tuned then. The instructions in the
+body of the compiled loop are counted by kind. For a GPU, XLA also says what the host launches.
 """
 
 import argparse
@@ -101,6 +102,11 @@ def counted(launches: Sequence[tuple[str, Any]]) -> dict[str, int]:
     return dict(Counter(kind for kind, _ in launches).most_common())
 
 
+def launched(indent: str, told: str) -> list[str]:
+    """The launches in XLA's list of them, of those that are so far indented."""
+    return re.findall(rf"(?m)^{indent}\d+: k\w+", told)
+
+
 def compiled(program: Any, arguments: Sequence[Any]) -> str:
     """The program of these arguments, compiled for a GPU if JAX has its plugin, and else for the CPU."""
     import jax
@@ -168,9 +174,9 @@ def main() -> None:
                 print(f"{kind:20} {each.name:40} {each.shape[:60]:60} {each.source}")
     for file in dump.glob("*thunk_sequence_after_thunk_passes.txt"):
         told = file.read_text(encoding="utf-8")
-        outside, inside = (len(re.findall(rf"(?m)^{indent}\d+: k", told)) for indent in ("", "    "))
-        captured = not re.search(r"(?m)^\d+: kWhile", told)
-        print(f"a window: {outside} launches by the host" + ("" if captured else f", and {inside} more for each batch"))
+        loop = re.search(r"(?ms)^\d+: kWhile.*?body:\n(.*?)(?=^\d|\Z)", told)
+        more = f", and {len(launched('    ', loop[1]))} more for each batch" if loop else ""
+        print(f"a window: {len(launched('', told))} launches by the host{more}")
     shutil.rmtree(dump)
 
 
