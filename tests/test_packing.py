@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small import batches, fed, mostly_slow, pipeline
 
 from fdg_jax.errors import BadInput
-from fdg_jax.stages.packing import SMALL, Closure, Packing, on_packed, small_vector
+from fdg_jax.stages.packing import SMALL, Packed, Packing, on_packed, small_vector
 from fdg_jax.stages.stage import Stage
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -52,7 +52,7 @@ def test_large_arrays_are_the_very_arrays_that_went_in():
 
 def test_of_a_closure_vectors_are_packed_and_activations_are_not():
     tree = [jnp.ones((1, 2)), jnp.ones(2), jnp.float32(3), jnp.ones(2)]
-    assert [leaf.shape for leaf in Closure.pack(tree).arrays] == [(1, 2), (5,)]
+    assert [leaf.shape for leaf in Packed.pack(tree).arrays] == [(1, 2), (5,)]
     assert not small_vector(jnp.ones((1, 2)))
 
 
@@ -65,8 +65,8 @@ def test_a_closure_made_anew_is_no_reason_to_compile():
         return closure.unpack()[0]
 
     for _ in range(2):
-        use(Closure.pack([jnp.ones(2), jnp.ones(3)]))
-    use(Closure.pack([jnp.ones(2), jnp.ones(4)]))
+        use(Packed.pack([jnp.ones(2), jnp.ones(3)]))
+    use(Packed.pack([jnp.ones(2), jnp.ones(4)]))
     assert len(traced) == 2
 
 
@@ -84,7 +84,7 @@ def test_a_function_on_packed_trees_gives_what_it_gives_on_plain_ones():
     tree = {"a": jnp.arange(3.0), "b": [jnp.ones(2), jnp.int32(4)]}
     packing, double = Packing(tree), lambda tree, by: jax.tree.map(lambda leaf: leaf * by, tree)
     equal(packing.unpack(on_packed(double, [packing, None], [packing])(packing.pack(tree), 2)), double(tree, 2))
-    both = on_packed(lambda tree: (tree, tree["a"]), [packing], [Closure, None])(packing.pack(tree))
+    both = on_packed(lambda tree: (tree, tree["a"]), [packing], [Packed, None])(packing.pack(tree))
     equal((both[0].unpack(), both[1]), (tree, tree["a"]))
 
 

@@ -16,7 +16,7 @@ from fdg_jax.engine.interface import SCAN, WHAT, Engine, Nonfinite, Problem, che
 from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
-from fdg_jax.stages import delay_line, hyperparameters
+from fdg_jax.stages import delay_line, flat, hyperparameters
 from fdg_jax.stages.functions import (
     StageState,
     drawing_key,
@@ -44,6 +44,9 @@ class ScanEngine(Engine):
         of gradients)).
     packed, unpacked: convert a state to the form with packed gradients in the rings, or with gradients as trees (as in
         checkpoints).
+    flattened: converts a state to the form that a window takes from batch to batch (fdg_jax.stages.flat); `flat.plain`
+        is the inverse.
+    within: the last arguments of a step on such a state.
     seeds: the `Seeds` (fdg_jax.engine.seeds) that trains this run together with others and then owns its state; None
         for a run by itself.
     """
@@ -56,37 +59,47 @@ class ScanEngine(Engine):
         self.place = self.last = problem.places[0]
         made, states = zip(*map(make_stage_functions, problem.specs), strict=True)
         guard = problem.specs[0].guard
-        self.functions = [f._replace(forward=guard_statistics(f.forward)) if guard else f for f in made]
+        guarded = lambda f: f._replace(forward=guard_statistics(f.forward)) if guard else f  # noqa: E731
+        self.functions = list(map(guarded, made))
         functions, schedule = self.functions, problem.schedule
         self.takes = [list(state.extra) for state in states]
         rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
         mean = schedule.accumulation == "mean"
         self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
+        self.flattened, self.within = flat.carried, (functions, lines)
         if type(self.place) is Place:  # arrays sharded over several devices are not packed
             rings = jax.eval_shape(lambda: delay_line.start(states, lines).lines)  # shapes: nothing is allocated
             kept = [jax.eval_shape(lambda ring: jax.tree.map(lambda leaf: leaf[0], ring), ring) if D else None
                     for D, ring in zip(schedule.delays, rings, strict=True)]  # fmt: skip
             self.lines = lines = lines._replace(packings=[Packing(gradient) for gradient in kept])
+            alike = [flat.is_alike(rule, state.params) for rule, state in zip(rules, states, strict=True)]
+            own = [guarded(flat.functions(f)) if whole else guarded(f) for f, whole in zip(made, alike, strict=True)]
+            packings = [flat.packing(gradient, whole) for gradient, whole in zip(kept, alike, strict=True)]
+            self.within = own, lines._replace(packings=packings)
+            self.flattened = partial(flat.carried, rules=rules, alike=alike)
         self.run = self.begun(states)
         self.unpacked, self.packed = (programs.jit(partial(lines.rings, way)) for way in (lines.unpack, lines.pack))
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = programs.jit(evaluated)
         self._outputs = programs.jit(self.whole)
 
-        def step(run, x, labels):
+        def step(run, x, labels, functions=functions, lines=lines):
             report, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)
             return run, (report, jnp.stack(refused) if refused else None, norms(run))
 
-        def one(run, inputs, labels):
-            return step(run, *self.preprocessed(inputs, labels, run.entered))
+        def one(run, inputs, labels, *within):
+            return step(run, *self.preprocessed(inputs, labels, run.entered), *within)
 
         def window(run, images, labels, indices):
-            def of_row(run, row):
-                return one(run, *self.place.cut(jax.tree.map(lambda array: array[row], (images, labels))))
+            def of_row(carried, row):
+                batch = self.place.cut(jax.tree.map(lambda array: array[row], (images, labels)))
+                run, told = one(carried.unpack(), *batch, *self.within)
+                return flat.carried(run), told
 
-            return jax.lax.scan(of_row, run, indices)
+            carried, told = jax.lax.scan(of_row, self.flattened(run), indices)
+            return flat.plain(carried), told
 
         self.step = step
         shapes = shapes_of(self.run)

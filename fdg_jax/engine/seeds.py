@@ -19,6 +19,7 @@ import numpy as np
 from fdg_jax.engine.evaluate import Evaluation, Tally, averaged, evaluate, tally
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.machine import programs
+from fdg_jax.stages import flat
 from fdg_jax.stages.update import evaluated
 
 Tree = Any
@@ -48,14 +49,22 @@ class Seeds:
         for engine in engines:
             engine.seeds, engine._run, engine._drain = self, None, first._drain
 
-        def one(run, seed, inputs, labels):
-            return first.step(run, transforms(seed)(inputs, run.entered) if transforms else inputs, labels)
+        def one(run, seed, inputs, labels, *within):
+            return first.step(run, transforms(seed)(inputs, run.entered) if transforms else inputs, labels, *within)
 
         def batch(run, seeds, inputs, labels):
             return jax.vmap(one)(run, seeds, inputs, labels)
 
+        def of_seed(carried, *batch):
+            run, told = one(carried.unpack(), *batch, *first.within)
+            return flat.carried(run), told
+
         def window(run, seeds, images, labels, indices):  # indices [W, S, batch]
-            return jax.lax.scan(lambda run, rows: batch(run, seeds, images[rows], labels[rows]), run, indices)
+            def of_rows(carried, rows):
+                return jax.vmap(of_seed)(carried, seeds, images[rows], labels[rows])
+
+            carried, told = jax.lax.scan(of_rows, jax.vmap(first.flattened)(run), indices)
+            return jax.vmap(flat.plain)(carried), told
 
         def outputs(run, inputs):
             held = [(evaluated(s.params, s.opt_state), s.extra) for s in run.stages]

@@ -82,7 +82,10 @@ class Packing:
         Raises:
             BadInput: it differs from `tree` in structure, shapes or dtypes.
         """
-        leaves = self.checked(tree)
+        return self.grouped(self.checked(tree), join)
+
+    def grouped(self, leaves: Sequence[Array], join: Callable = join) -> tuple[Array, ...]:
+        """The leaves of a tree, packed."""
         together = iter(join([[leaves[i] for i in group] for group in self.groups if len(group) > 1]))
         return tuple(leaves[group[0]] if len(group) == 1 else next(together) for group in self.groups)
 
@@ -131,7 +134,7 @@ class Packing:
             parts.append([array[e - math.prod(s) : e].reshape(s) for s, e in zip(shapes, ends, strict=True)])
         return parts
 
-    def __eq__(self, other: object) -> bool:  # jit compares packings, as they are part of a Closure's type
+    def __eq__(self, other: object) -> bool:  # jit compares packings, as they are part of the type of what is `Packed`
         if self is other or not isinstance(other, Packing):
             return self is other
         return (self.treedef, self.leaves, self.groups) == (other.treedef, other.leaves, other.groups)
@@ -182,30 +185,30 @@ class Layout(NamedTuple):
 
 
 @jax.tree_util.register_pytree_node_class
-class Closure:
-    """A VJP closure whose vectors are packed.
+class Packed:
+    """A tree that is packed, and for JAX a tree of its few arrays.
 
-    For JAX the packing is part of the closure's type, because it may change with the batch size.
+    For JAX the packing is part of the type, because the packing of a VJP closure may change with the batch size.
     """
 
     def __init__(self, arrays: tuple[Array, ...], packing: Packing):
         self.arrays, self.packing = arrays, packing
 
     @classmethod
-    def pack(cls, closure: Tree) -> "Closure":
-        """Packs a closure."""
-        packing = Packing(closure, small_vector)
-        return cls(packing.pack(closure), packing)
+    def pack(cls, tree: Tree, small: Callable[[Any], bool] = small_vector) -> "Packed":
+        """Packs a tree, by default a VJP closure."""
+        packing = Packing(tree, small)
+        return cls(packing.pack(tree), packing)
 
     def unpack(self) -> Tree:
-        """The closure as it was."""
+        """The tree as it was."""
         return self.packing.unpack(self.arrays)
 
     def tree_flatten(self) -> tuple[tuple[Array, ...], Packing]:
         return self.arrays, self.packing
 
     @classmethod
-    def tree_unflatten(cls, packing: Packing, arrays: tuple[Array, ...]) -> "Closure":
+    def tree_unflatten(cls, packing: Packing, arrays: tuple[Array, ...]) -> "Packed":
         return cls(arrays, packing)
 
 
@@ -214,7 +217,7 @@ def on_packed(function: Callable, takes: Sequence[Any], gives: Sequence[Any]) ->
 
     Arguments:
         function: the function.
-        takes, gives: how each argument and each result is packed: a Packing or `Closure`; None if it is not packed.
+        takes, gives: how each argument and each result is packed: a Packing or `Packed`; None if it is not packed.
             With one result the function returns this result; with several it returns a tuple.
     """
 

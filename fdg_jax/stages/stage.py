@@ -31,7 +31,7 @@ from fdg_jax.stages.functions import (
     split_variables,
 )
 from fdg_jax.stages.nonfinite import guard_statistics
-from fdg_jax.stages.packing import Closure, Layout, Packing, Unpacked, on_packed
+from fdg_jax.stages.packing import Layout, Packed, Packing, Unpacked, on_packed
 from fdg_jax.stages.update import (
     UpdateRule,
     average,
@@ -192,7 +192,7 @@ class Stage:
             options: further arguments of `jax.jit`.
         """
         params, extra, opt_state = self.layout
-        closure = Closure if self.packs else None
+        closure = Packed if self.packs else None
         how = {"params": params, "grads": params, "extra": extra, "opt_state": opt_state, "closure": closure}
         before, after = ([how.get(name) for name in names.split()] for names in (takes, gives))
         # Without this, XLA would choose the results' shardings.

@@ -391,8 +391,29 @@ def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean over the batch. logits [batch, classes], labels [batch]; or [batch, T, classes] and [batch, T] of tokens."""
-    labels = labels.astype(jnp.int32)  # labels of text are unsigned integers
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels))
+    logits, labels = logits.astype(jnp.float32), labels.astype(jnp.int32)  # the labels of text are bytes
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - of_labels(logits, labels))  # as in optax
+
+
+@jax.custom_vjp
+def of_labels(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The logit of each label. On a GPU its gradient is no scatter, which would be sorted first, to repeat its bits."""
+    return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+
+
+def _of_labels_backward(residuals, dy):
+    logits, labels = residuals  # only the shape of the logits is used
+
+    def scattered(dy, labels):
+        return jax.linear_transpose(lambda x: jnp.take_along_axis(x, labels[..., None], axis=-1)[..., 0], logits)(dy)[0]
+
+    def compared(dy, labels):
+        return jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], dy[..., None], 0)
+
+    return jax.lax.platform_dependent(dy, labels, cpu=scattered, default=compared), None
+
+
+of_labels.defvjp(lambda logits, labels: (of_labels(logits, labels), (logits, labels)), _of_labels_backward)
 
 
 def initialise(
