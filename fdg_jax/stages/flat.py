@@ -1,8 +1,8 @@
-"""The state of a stage as few vectors, in a program that trains many batches on an accelerator.
+"""Packs the state of a stage into few vectors, within a program that trains many batches on an accelerator.
 
-There every operation is a launch, and a network has some for each of its many small arrays: for the optimizer, the
-guard, the statistics. On a vector of all of them, an optimizer that computes each number by itself and all in the same
-way does the same with one operation. Any other keeps its trees: it may clip by a norm, or treat weights by their names.
+On an accelerator every operation is a launch. A network has many small arrays, and the optimizer, the guard and the
+statistics need operations for each array. If an optimizer treats all numbers alike, one operation on a vector of all
+arrays gives the same result. Other optimizers keep their trees, since they may clip by a norm or treat weights by name.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fdg_jax.stages.packing import Packed, Packing, small
 from fdg_jax.stages.update import UpdateRule
 
 Tree = Any
-# What computes each number of an array by itself.
+# Primitives that compute each number of an array from the numbers at the same place.
 EACH = {
     "abs", "add", "add_any", "and", "clamp", "convert_element_type", "copy", "cos", "div", "eq", "exp", "exp2",
     "expm1", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul",
@@ -31,9 +31,9 @@ def is_packed(tree: Tree) -> bool:
 
 
 def carried(run: DelayState, rules: Sequence[UpdateRule] = (), alike: Sequence[bool] = ()) -> Packed:
-    """The state of a run as a loop takes it from batch to batch: its single numbers are packed as well.
+    """The form of a run's state that a window hands from batch to batch. Its scalars are packed into one vector.
 
-    rules: of the stages. alike: the stages whose states are to be packed, too.
+    rules: of the stages. alike: for each stage, whether its state is packed, too.
     """
     stages, sums = list(run.stages), list(run.sums)
     for i in (i for i, whole in enumerate(alike) if whole):
@@ -43,13 +43,13 @@ def carried(run: DelayState, rules: Sequence[UpdateRule] = (), alike: Sequence[b
 
 
 def plain(tree: Tree) -> Tree:
-    """A tree without anything packed."""
+    """The tree with all packed parts unpacked."""
     unpacked = jax.tree.map(lambda part: part.unpack() if is_packed(part) else part, tree, is_leaf=is_packed)
     return plain(unpacked) if any(map(is_packed, jax.tree.leaves(unpacked, is_leaf=is_packed))) else unpacked
 
 
 def packing(gradient: Any, whole: bool) -> Packing:
-    """How a waiting `Gradient` of a stage is packed. whole: whether its own gradient is packed already."""
+    """The packing of a waiting `Gradient` of a stage. whole: whether the gradient inside is already packed."""
     as_it_comes = gradient._replace(grads=jax.eval_shape(packed, gradient.grads)) if whole and gradient else gradient
     return Packing(as_it_comes)
 
@@ -60,7 +60,7 @@ def packed(tree: Tree) -> Packed:
 
 
 def pack(state: StageState, rule: UpdateRule) -> StageState:
-    """The state of a stage with its weights, its other collections and what the optimizer keeps of them packed."""
+    """Packs a stage's weights, its other collections, and the arrays of the optimizer that belong to weights."""
     params = packed(state.params)
     like, _ = jax.eval_shape(rule.start, params)
 
@@ -72,12 +72,12 @@ def pack(state: StageState, rule: UpdateRule) -> StageState:
 
 
 def pack_each(extra: dict[str, Tree]) -> dict[str, Tree]:
-    """Each collection packed; not a random key."""
+    """Packs each collection, except a random key."""
     return {name: part if name == "rng" else packed(part) for name, part in extra.items()}
 
 
 def functions(stage: Functions) -> Functions:
-    """A stage's functions for states that are packed."""
+    """A stage's functions, changed so that they take and return packed states."""
 
     def forward(params, extra, x, labels=None):
         messages, extra, closure = stage.forward(params.unpack(), plain(extra), x, labels)
@@ -91,18 +91,18 @@ def functions(stage: Functions) -> Functions:
 
 
 class Mixed(Exception):
-    """An operation takes numbers of several places together."""
+    """An operation combines numbers of different places."""
 
 
 def is_alike(rule: UpdateRule, params: Tree) -> bool:
-    """Whether an update computes each number by itself, and those of all parameters in the same way.
+    """Whether an update is elementwise, and the same for all parameters.
 
-    The optimizer's update is traced for trees and for vectors. In both, each result must be the same expression of what
-    stands at its place in the gradient, the weights and the optimizer's state, and of single numbers such as a rate.
+    The optimizer's update is traced for trees and for vectors. Both must give each number by the same expression of the
+    numbers at its place (in the gradient, the weights and the optimizer's state) and of scalars such as a rate.
 
     Arguments:
-        rule: of the stage.
-        params: its parameters, or their shapes.
+        rule: the update rule of the stage.
+        params: the stage's parameters, or their shapes.
     """
     correction, known = rule.correction, dict[Any, int]()
     if rule.norms or correction.init or correction.gradient or correction.forward or correction.updated:
@@ -111,7 +111,7 @@ def is_alike(rule: UpdateRule, params: Tree) -> bool:
     try:
         like = flat, jax.eval_shape(rule.optimizer.init, flat)
         first, second = (expressions(rule, tree, like, known) for tree in (flat, params))
-    except Exception:  # an optimizer that looks into its tree may raise anything without it
+    except Exception:  # an optimizer that needs its tree may raise any exception on a vector
         return False
     return first == second and all(len(each) == 1 for each in first)
 
