@@ -17,8 +17,8 @@ from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 def make(late: Late, beta: float = 1.0) -> Correction:
     """Multiplies the gradients of stages k < K by beta**(K-k); stage K's stay as they are, even in schedules where
-    stage K is late. beta = 1 changes nothing."""
-    if beta == 1.0 or late.k == late.K:
+    stage K is late. beta = 1 changes nothing. It may be traced, where runs with several betas are one program."""
+    if late.k == late.K or (isinstance(beta, float) and beta == 1.0):
         return NONE
     return Correction(before=optax.scale(beta ** (late.K - late.k)))
 

@@ -39,8 +39,8 @@ class ScanEngine(Engine):
     """BP with a delay line for each stage's gradients (fdg_jax.stages.delay_line), under `lax.scan`.
 
     run: the state of the run.
-    step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first refused updates or None, norms
-        of gradients)).
+    step: one step, (run, inputs of stage 1, labels of the loss, perhaps other `lines`) -> (run, (report, first refused
+        updates or None, norms of gradients)).
     unpacked, packed: a state with the gradients in its rings as trees, as checkpoints have them, and with packed ones.
     seeds: the program that trains this run together with others (fdg_jax.engine.seeds), and has its state then; None
         for a run by itself.
@@ -71,7 +71,7 @@ class ScanEngine(Engine):
         self._evaluated = programs.jit(evaluated)
         self._outputs = programs.jit(self.whole)
 
-        def step(run, x, labels):
+        def step(run, x, labels, lines=lines):
             report, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)

@@ -1,15 +1,16 @@
 """The runs of several seeds as one program of the scan engine: `jax.vmap` of one run's step.
 
 Every array of their states gets an axis of seeds in front. Initial weights, batches, augmentation and dropout are each
-seed's own; everything else is the same. Each run keeps its `ScanEngine`, whose state is a slice of the common one. So
-losses, checkpoints and results are those of a run by itself, in the same layout, and each run can go on by itself.
+seed's own, and so may be beta and the learning rate; everything else is the same. Each run keeps its `ScanEngine`,
+whose state is a slice of the common one. So losses, checkpoints and results are those of a run by itself, in the same
+layout, and each run can go on by itself.
 
 The runs enter their batches one after the other; the last one starts the program. A run by itself rounds otherwise:
 sums over a batch are taken in another order (batch norms), and on a GPU convolutions are packed
 (fdg_jax.layers.packed).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import numpy as np
 from fdg_jax.engine.evaluate import Evaluation, Tally, averaged, evaluate, tally
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.machine import programs
-from fdg_jax.stages.update import evaluated
+from fdg_jax.stages.update import UpdateRule, evaluated
 
 Tree = Any
 # seed -> preprocess(inputs, step) -> inputs of stage 1. The seed is traced.
@@ -33,29 +34,37 @@ class Seeds:
     alive: the runs that still train. The others compute along, and nobody looks at them.
 
     Arguments:
-        engines: one for each seed, of the same problem, with as many batches entered. They take part from now on.
-        seeds: 0 .. 2**32-1 each.
+        engines: one for each run, of the same problem, with as many batches entered. They take part from now on.
+        seeds: of the runs, 0 .. 2**32-1 each.
         transforms: makes the transform of a batch of a seed; None if nothing is done to a batch.
+        rules: makes the update rules of the stages, of a run's own numbers by their names, which are traced.
+        numbers: name -> [S, ...], the numbers of `rules` in which the runs differ; {}: they differ in their seeds only.
     """
 
-    def __init__(self, engines: Sequence[ScanEngine], seeds: Sequence[int], transforms: Transforms | None = None):
+    def __init__(
+        self, engines: Sequence[ScanEngine], seeds: Sequence[int], transforms: Transforms | None = None,
+        rules: Callable[..., list[UpdateRule]] | None = None, numbers: Mapping[str, np.ndarray] | None = None,
+    ):  # fmt: skip
         first, self.engines, report = engines[0], list(engines), engines[0].problem.specs[-1].report
-        self.numbers, self.alive = np.asarray(seeds, np.uint32), set(range(len(engines)))
+        self.numbers = first.place.put_weights((np.asarray(seeds, np.uint32), dict(numbers or {})))
+        self.alive = set(range(len(engines)))
         self.entering: dict[int, np.ndarray] = {}
         self.evaluations: list[Evaluation] | None = None  # of the newest states
         self.resident: tuple[Any, Any, Tree] | None = None
         self.run = programs.jit(stacked)([engine.run for engine in engines])
         for engine in engines:
-            engine.seeds, engine._run, engine._drain = self, None, first._drain
+            engine.seeds, engine._run = self, None
 
-        def one(run, seed, inputs, labels):
-            return first.step(run, transforms(seed)(inputs, run.entered) if transforms else inputs, labels)
+        def one(run, numbers, inputs, labels):
+            seed, own = numbers
+            lines = first.lines._replace(rules=rules(**own)) if rules and own else first.lines
+            return first.step(run, transforms(seed)(inputs, run.entered) if transforms else inputs, labels, lines)
 
-        def batch(run, seeds, inputs, labels):
-            return jax.vmap(one)(run, seeds, inputs, labels)
+        def batch(run, numbers, inputs, labels):
+            return jax.vmap(one)(run, numbers, inputs, labels)
 
-        def window(run, seeds, images, labels, indices):  # indices [W, S, batch]
-            return jax.lax.scan(lambda run, rows: batch(run, seeds, images[rows], labels[rows]), run, indices)
+        def window(run, numbers, images, labels, indices):  # indices [W, S, batch]
+            return jax.lax.scan(lambda run, rows: batch(run, numbers, images[rows], labels[rows]), run, indices)
 
         def outputs(run, inputs):
             held = [(evaluated(s.params, s.opt_state), s.extra) for s in run.stages]
@@ -86,12 +95,13 @@ class Seeds:
         self.start_if_complete()
 
     def leave(self, engine: ScanEngine) -> None:
-        """A run has ended. It gets the state of another, so that what it computes stays finite."""
+        """A run has ended. It gets state and numbers of another, so that what it computes stays finite."""
         slot = self.engines.index(engine)
         self.alive.discard(slot)
         self.entering.pop(slot, None)
         if self.alive:
-            self.run = self.put(self.run, slot, self.taken(self.run, min(self.alive)))
+            other = self.taken((self.run, self.numbers), min(self.alive))
+            self.run, self.numbers = self.put((self.run, self.numbers), slot, other)
             self.start_if_complete()
 
     def start_if_complete(self) -> None:

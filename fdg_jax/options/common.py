@@ -359,8 +359,8 @@ class Start:
         "At its end compared.html compares the runs.", metavar="NAME=VALUES", group="start", shown="one run"
     )
     together: bool = option(
-        False, "With --seeds: all runs as one program on one device, so that a GPU is not idle. Each has its own run "
-        "directory and goes on alone (--resume) or together.", group="start"
+        False, "With --seeds, or --sweep of beta or learning_rate: all runs as one program on one device, so that a "
+        "GPU is not idle. Each has its own run directory and goes on alone (--resume) or together.", group="start"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: how many runs at the same time, each on a core of its own.",
