@@ -5,7 +5,6 @@ run. Both tables keep their runs in one place.
 """
 
 import sys
-from collections.abc import Mapping
 
 from experiments import decisive
 from experiments.decision.rules import BP, SHRUNK
@@ -20,9 +19,8 @@ HEADS = ("arm", "float32: by seed", "n", "bfloat16: mean", "standard deviation",
 
 
 def run(arm: str, seed: int) -> Run:
-    made = PART.run(arm, seed)
-    name = made.name.replace("-seed", "-bfloat16-seed")
-    return Run(name, {**made.flags, "precision": "bfloat16", "dtype": "bfloat16"})
+    name, flags = PART.name(arm, seed).replace("-seed", "-bfloat16-seed"), PART.run(arm, seed).flags
+    return Run(name, {**flags, "precision": "bfloat16", "dtype": "bfloat16"})
 
 
 def row(lines: Lines, arm: str) -> list[str]:
@@ -33,12 +31,11 @@ def row(lines: Lines, arm: str) -> list[str]:
     return [decisive.LABELS[arm], *cells, f"{said.word}. {said.why}", run(arm, 0).cell("S")]
 
 
-def blocks(lines: Lines) -> Mapping[str, str]:
-    return {"table": markdown.table(HEADS, (row(lines, arm) for arm in ARMS)), "most": f"{MOST:g}"}
-
-
-RUNS = tuple(of(arm, seed) for arm in ARMS for seed in SEEDS for of in (PART.run, run))
-TABLE = Table("precision", RUNS, blocks, diverging=True, shares=decisive.TABLE.home)
+TABLE = Table(
+    "precision", tuple(of(arm, seed) for arm in ARMS for seed in SEEDS for of in (PART.run, run)),
+    lambda lines: {"table": markdown.table(HEADS, (row(lines, arm) for arm in ARMS)), "most": f"{MOST:g}"},
+    diverging=True, shares=decisive.TABLE.home,
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))
