@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import small
 
@@ -121,8 +122,9 @@ def test_a_hundred_batches_of_a_residual_network_have_the_losses_of_runs_alone(h
 
     def made(seed):
         run = fdg_jax.Pipeline(
-            split.stages(blocks, (2,)), small.cross_entropy, paper_sgd(rates[seed]), beta=betas[seed], engine="scan",
-            preprocess=noisy(seed), dtype="bfloat16" if how == "bfloat16" else "float32", devices=jax.devices()[:1] * 2,
+            split.stages(blocks, (2,)), small.cross_entropy, paper_sgd(optax.constant_schedule(rates[seed])),
+            beta=betas[seed], engine="scan", preprocess=noisy(seed), devices=jax.devices()[:1] * 2,
+            dtype="bfloat16" if how == "bfloat16" else "float32",
         )  # fmt: skip
         return run.init(jax.random.key(seed), (data[0][:16], data[1][:16]))
 
