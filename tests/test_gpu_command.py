@@ -11,7 +11,7 @@ from gpu_fakes import Fakes, at, failing
 from experiments.gpu import loop, on_device, pages, steps
 from experiments.gpu.__main__ import main
 from experiments.gpu.loop import Choices, Folder, TimeIsUp
-from experiments.gpu.settings import CAPTURE, FULL, SMALL, rows
+from experiments.gpu.settings import CAPTURE, FULL, SMALL, more_seeds, rows
 from experiments.harness import run_table
 from fdg_jax import cli, sweep
 from fdg_jax.checks import options as checks
@@ -89,16 +89,18 @@ def test_rows_are_trained_by_the_tables_own_words_and_what_is_added_is_free_to_c
     ratios = {"untuned, float32": 1.0, "tuned, float32": 1.2, "tuned, captured, float32": 1.3}
     here.folder.finish("flags", [{"side": side, "ratio": ratio} for side, ratio in ratios.items()])
     found = steps.groups([run for run in rows(FULL) if run.flags["model"] == "resnet20"])
-    assert len(found) == 3 and all([run.flags["seed"] for run in of_row] == [0, 1, 2] for of_row in found.values())
+    assert [len(of_row) for of_row in found.values()] == [3, 6]  # BP; FDG with both betas
     for name, of_row in found.items():
         steps.begin(name, of_row, here)
         words, env = asked.pop()
         read = cli.read(words[2:], words[1])
         checks.check_start(read.start, read.options, read.joining)
-        for run, one in zip(of_row, sweep.combinations(read, cli.Program(words[1])), strict=True):
+        made = {f"{name}/{one.name}": one for one in sweep.combinations(read, cli.Program(words[1]))}
+        assert len(made) == len(of_row)
+        for run in of_row:
+            one = made[os.readlink(here.folder.rows / run.name)]
             assert {name: getattr(one.options, name) for name in run.flags} == run.flags
             run_table.check(run, tmp_path, {"asked": dataclasses.asdict(one.options)})  # else `collect` refuses it
-            assert os.readlink(here.folder.rows / run.name) == f"{name}/{one.name}"
             assert (one.options.keep, one.options.tensorboard, read.start.together) == (1, False, True)
         assert env["XLA_FLAGS"].endswith(CAPTURE) and env["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
 
@@ -108,6 +110,23 @@ def test_the_page_says_of_each_speed_what_it_is_or_that_it_is_not_measured():
     line = {**about, "side": "8 seeds together", "images_per_second": 123456.0, "says": "fast"}
     page = pages.page([line])
     assert "| 8 seeds together | 123,456 | GPU |" in page and page.count("| not measured |") == len(FULL.sides) + 2
+
+
+def test_as_many_seeds_are_added_to_the_rows_as_the_memory_has_room_for(tmp_path):
+    here = at(tmp_path)._replace(settings=FULL)
+    table = [run for run in rows(FULL) if run.flags["model"] == "resnet20"]
+    more = more_seeds(table, 32)
+    assert len({run.name for run in (*table, *more)}) == 32 * 3 and steps.fitting(table, here) == table
+    for memory, seeds in ((80e9, 16), (20e9, 9), (1e9, 0)):  # a program has two betas of each seed
+        here.folder.finish("devices", [{"memory_bytes": memory}])
+        line = {"bytes": 31e9, "model": "resnet20"}
+        speeds = [{**line, "seeds": 8, "images_per_second": 1e5}, {**line, "seeds": 32, "images_per_second": 2e5}]
+        here.folder.finish("seeds", speeds)
+        found = steps.fitting(more, here)
+        assert [run.flags["seed"] for run in found[::3]] == list(range(3, seeds)), memory
+        seconds = steps.row_seconds("resnet20", more, here)  # at the speed of as many, or fewer
+        assert seconds == (len(found) * 300 * 50_000 / 1e5 if found else None)
+    assert steps.fitting(table, here) == table
 
 
 @pytest.mark.slow
@@ -120,8 +139,8 @@ def test_the_small_plan_is_worked_through_in_several_calls(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "begun" not in out.rpartition("left:")[2]  # the second call has nothing to do
     folder = Folder(tmp_path / "gpu")
-    assert [line["seeds"] for line in folder.lines("seeds")] == [1, 2]
-    assert len(folder.lines("rows-resnet8")) == 3
+    assert [line["seeds"] for line in folder.lines("seeds")] == [1, 4]
+    assert len(folder.lines("rows-resnet8")) == len(folder.lines("rows-resnet8-more")) == 3  # seeds 0 and 1
 
 
 def test_the_page_of_gpus_is_made_of_its_lines():

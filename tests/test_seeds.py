@@ -1,17 +1,24 @@
 """Runs of several seeds in one program: each trains what it trains alone."""
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import small
 
 import fdg_jax
 from fdg_jax import layers, split
+from fdg_jax.config import Config
 from fdg_jax.engine.seeds import Seeds
 from fdg_jax.layers import packed
 from fdg_jax.models import resnet_cifar
 from fdg_jax.recipe import paper_sgd
+from fdg_jax.training.job import update_rules
 
 B, N = 8, 64
 
@@ -104,24 +111,28 @@ def test_a_run_that_ends_does_not_hold_up_the_others():
 @pytest.mark.parametrize("how", ["float32", "bfloat16", "packed"])
 def test_a_hundred_batches_of_a_residual_network_have_the_losses_of_runs_alone(how, monkeypatch):
     """Rounding alone may differ: of sums over a batch, and of packed convolutions, in which zeros stand in between.
-    Training lets such differences grow, so the first ten batches have a bound of their own."""
+    Training lets such differences grow, so the first ten batches have a bound of their own. The runs differ in beta and
+    rate as well, whose products round alike."""
     if how == "packed":  # as on a GPU
         monkeypatch.setattr(packed.lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
-    seeds = list(range(4))
+    seeds, betas, rates = list(range(4)), [0.5, 0.2, 1.0, 0.5], [0.01, 0.02, 0.01, 0.01]
     blocks = [resnet_cifar.Stem(), resnet_cifar.Residual(16), resnet_cifar.Residual(32, stride=2), layers.Head(10)]
     rng = np.random.default_rng(0)
     data = rng.normal(size=(256, 8, 8, 3)).astype(np.float32), rng.integers(0, 10, 256).astype(np.int32)
 
     def made(seed):
         run = fdg_jax.Pipeline(
-            split.stages(blocks, (2,)), small.cross_entropy, paper_sgd(0.01), beta=0.5, engine="scan",
-            preprocess=noisy(seed), dtype="bfloat16" if how == "bfloat16" else "float32", devices=jax.devices()[:1] * 2,
+            split.stages(blocks, (2,)), small.cross_entropy, paper_sgd(optax.constant_schedule(rates[seed])),
+            beta=betas[seed], engine="scan", preprocess=noisy(seed), devices=jax.devices()[:1] * 2,
+            dtype="bfloat16" if how == "bfloat16" else "float32",
         )  # fmt: skip
         return run.init(jax.random.key(seed), (data[0][:16], data[1][:16]))
 
     runs = [made(seed) for seed in seeds]
     start = runs[1].state()
-    Seeds([run.engine for run in runs], seeds, noisy)
+    job: Any = SimpleNamespace(options=Config(K=2, engine="scan"), pipeline=runs[0])
+    numbers = {"beta": np.float32(betas), "rates": np.float32(rates)[:, None]}
+    Seeds([run.engine for run in runs], seeds, noisy, partial(update_rules, job), numbers)
     alone = made(1)
     alone.restore(start)
     for step in range(100):

@@ -20,7 +20,6 @@ from benchmarks.harness.bench_worker import Trainer
 from benchmarks.harness.hooks import around
 from benchmarks.harness.live_bytes import Watch
 from benchmarks.harness.side_specs import Side
-from benchmarks.memory import programs
 from fdg_jax import models, split
 from fdg_jax.config import Config
 from fdg_jax.data.sets import synthetic
@@ -192,21 +191,19 @@ def memory(model: str, K: int, batch_size: int) -> dict[str, Any]:
         for _ in range(4 * K + 2):
             trainer.run(1)
             watch.look()
-    peak = watch.told("peak_bytes_in_use")
-    temporary = [each["temporary_bytes"] for each in programs(engine) if each["temporary_bytes"] is not None]
     return {
         "predicted_bytes": sum(each.total for each in counted.predict(engine)),
         "live_bytes": watch.most.total(),
-        "temporary_bytes": max(temporary, default=None),
         "in_use_bytes": watch.in_use or None,
-        "peak_bytes": peak,
         "model": model, "K": K, "batch_size": batch_size,
     }
 
 
-def seeds(model: str, batch_size: int, numbers: Sequence[int], windows: int, seconds: float) -> dict[int, list[float]]:
-    """Total images/s of several seeds in one program, by number of seeds: one value per window of at least `seconds`.
-    The numbers of seeds take turns."""
+def seeds(model: str, batch_size: int, numbers: Sequence[int], windows: int, seconds: float) -> tuple[Any, int | None]:
+    """Measures several seeds in one program, by number of seeds. The numbers of seeds take turns.
+
+    Returns: the total images/s by number of seeds, one value per window of at least `seconds`; and the device's largest
+        memory in bytes, mostly that of the largest number of seeds, None if it is unknown."""
     data, sides = synthetic.load(), dict[int, Any]()
     options = Config(
         dataset="synthetic", model=model, K=2, beta=0.2, engine="scan", epochs=1, batch_size=batch_size,
@@ -236,7 +233,7 @@ def seeds(model: str, batch_size: int, numbers: Sequence[int], windows: int, sec
                 train()
                 trained += images
             speeds[n].append(trained / (time.monotonic() - begun))
-    return speeds
+    return speeds, (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 if __name__ == "__main__":

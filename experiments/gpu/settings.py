@@ -1,6 +1,6 @@
 """The settings of checks, measurements and trainings on a GPU, and small settings for a CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments import table3
@@ -71,12 +71,13 @@ def small_run(method: str, K: int, beta: float | None) -> Run:
 
 
 SMALL = Settings(
-    name="small", device="cpu", model="resnet8", batch_size=16, windows=2, seconds=0.3, seeds=(1, 2),
+    name="small", device="cpu", model="resnet8", batch_size=16, windows=2, seconds=0.3, seeds=(1, 4),
     sides={"untuned, float32": f"delay-line:xla={UNTUNED}", "tuned, float32": f"delay-line:xla={REPEATABLE}"},
     check_model="resnet8", check_words="--dataset digits --train-size 256 --batch-size 16 --epochs 1", check_steps=8,
     dataset="digits", every=(1, 5),
     table=Table(
-        "gpu_small", (small_run("bp", 1, None), small_run("fdg", 2, 1.0), small_run("fdg", 2, 0.2)), lambda lines: {}
+        "gpu_small", (small_run("bp", 1, None), small_run("fdg", 2, 1.0), small_run("fdg", 2, 0.2)), lambda lines: {},
+        shares="gpu_small",
     ),
     guesses={
         "devices": 3, "flags": 12, "seeds": 20, "determinism": 9, "resume": 15, "engines": 10, "memory": 5,
@@ -91,3 +92,10 @@ def rows(settings: Settings) -> list[Run]:
     wanted = [run for run in settings.table.runs if run.flags["method"] in METHODS]
     order = list(dict.fromkeys(run.flags["model"] for run in wanted))
     return sorted(wanted, key=lambda run: (order.index(run.flags["model"]), run.flags["seed"]))
+
+
+def more_seeds(runs: Sequence[Run], most: int) -> list[Run]:
+    """The runs of the same rows with further seeds, below `most`."""
+    return [run._replace(name=f"{run.name.rpartition('-seed')[0]}-seed{seed}", flags={**run.flags, "seed": seed})
+            for seed in range(runs[-1].flags["seed"] + 1, most)
+            for run in runs if run.flags["seed"] == runs[0].flags["seed"]]  # fmt: skip

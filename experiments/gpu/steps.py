@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,21 @@ from benchmarks.harness import children, report
 from benchmarks.harness.children import Child, ChildFailed
 from experiments.gpu.loop import CHECK, ROWS, SPEED, Choices, Line, Step, Workplace, lines_of
 from experiments.gpu.pages import seeds_side
-from experiments.gpu.settings import CAPTURE, Settings, rows
+from experiments.gpu.settings import CAPTURE, Settings, more_seeds, rows
 from experiments.harness import estimate, result_files
 from experiments.harness.run_table import DONE, RUNNING, Run, command, state
 from fdg_jax.data import cifar
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.gpu_flags import FILE, REPEATABLE
 from fdg_jax.runs.run_files import CHECKPOINTS, SUMMARY, read_json
-from fdg_jax.sweep import last_line
+from fdg_jax.sweep import last_line, plain
 
 # The bounds on measured memory divided by predicted memory. The prediction is for the moment at which a stage holds
 # most. Stages that share a device do not all reach this moment at once, so the ratio may be below 1. A device rounds
 # every array up, so its own count is larger.
 LEAST, MOST = 0.8, {"arrays": 1.05, "the device's own count": 1.3}
 WORDS = "--K 2 --method fdg --beta 0.5 --seed 0 --evaluate-every 0 --checkpoint-every 0 --keep 1 --no-tensorboard"
+MEMORY = 0.9  # the share of a device's memory that runs may take
 FASTER = 1.05  # the smallest speed-up that counts; smaller ones are within the spread
 IMAGES = {"digits": 1438, **estimate.IMAGES}
 LOCKED_SECONDS = 60.0  # time for the last checkpoint of a run whose call was killed
@@ -38,11 +41,11 @@ def steps(settings: Settings, choices: Choices) -> list[Step]:
     """All steps in their order: the most decisive first, then the rows, from the cheapest network on. Raises
     BadInput."""
 
-    def rows_of(model: str, runs: Sequence[Run]) -> Step:
-        about, given = f"{len(runs)} runs of {runs[0].flags['epochs']} epochs", (model, runs)
+    def rows_of(model: str, runs: Sequence[Run], more: str = "") -> Step:
+        about = f"{'as many more seeds as fit' if more else len(runs)} runs of {runs[0].flags['epochs']} epochs"
         return Step(
-            f"rows-{model}", ROWS, about, lambda at: train(runs, at), ("devices", "flags", "seeds"),
-            lambda at: row_seconds(*given, at), lambda at: row_refusal(*given, at), goes_on=True,
+            f"rows-{model}{more}", ROWS, about, lambda at: train(fitting(runs, at), at), ("devices", "flags", "seeds"),
+            lambda at: row_seconds(model, runs, at), lambda at: row_refusal(model, runs, at), goes_on=True,
         )  # fmt: skip
 
     wanted = [run for run in rows(settings) if any(fnmatchcase(run.name, pattern) for pattern in choices.rows)]
@@ -50,17 +53,18 @@ def steps(settings: Settings, choices: Choices) -> list[Step]:
         known = ", ".join(dict.fromkeys(f"'{run.flags['model']}-*'" for run in rows(settings)))
         fact = f"--rows {' '.join(choices.rows)}: no row of {settings.table.name} has such a name"
         raise BadInput(f"{fact}. There are {known}.")
-    chosen, first = list(dict.fromkeys(run.flags["model"] for run in wanted)), settings.model
-    numbers = ", ".join(map(str, settings.seeds))
+    chosen = {model: [*runs] for model, runs in groupby(wanted, lambda run: run.flags["model"])}
+    first, numbers = settings.model, ", ".join(map(str, settings.seeds))
     return [
         Step("devices", CHECK, "devices, memory, versions", devices),
         Step("flags", SPEED, f"{first}: precisions, tuned kernels, CUDA graphs", flags, ("devices",)),
         Step("seeds", SPEED, f"{numbers} seeds of {first} in one program", seeds, ("devices", "flags")),
-        *(rows_of(model, [run for run in wanted if run.flags["model"] == model]) for model in chosen),
+        *(rows_of(model, runs) for model, runs in chosen.items()),
         Step("determinism", CHECK, "the same training twice ends in the same bits", determinism, ("devices",)),
         Step("resume", CHECK, "a run that was stopped and resumed ends in the same bits", resume, ("determinism",)),
         Step("engines", CHECK, "the engines against each other and against plain JAX", engines, ("devices",)),
         Step("memory", CHECK, "predicted memory against used memory", memory, ("devices",)),
+        *(rows_of(first, more_seeds(chosen[model], settings.seeds[-1]), "-more") for model in chosen if model == first),
     ]
 
 
@@ -99,10 +103,8 @@ def devices(at: Workplace) -> list[Line]:
     found = ask("devices", at)
     right = found["platform"] != "cpu" or at.settings.device == "cpu"
     memory = f", {found['memory_bytes'] / 2**30:.1f} GiB" if found["memory_bytes"] else ""
-    says = (
-        f"{found['devices']} x {found['device']}{memory}; JAX {found['jax']}, jaxlib {found['jaxlib']}, Flax "
-        f"{found['flax']}, Python {found['python']}, {found['cores']} cores"
-    )
+    versions = ", ".join(f"{name} {found[name.lower()]}" for name in ("JAX", "jaxlib", "Flax", "Python"))
+    says = f"{found['devices']} x {found['device']}{memory}; {versions}, {found['cores']} cores"
     if not right:
         says = f"JAX finds no accelerator, only {found['device']}. Install a JAX for this GPU, or use --small"
     return [{"passed": right and found["computes"], "says": says, **found}]
@@ -169,12 +171,8 @@ def memory(at: Workplace) -> list[Line]:
     taken = {"arrays": found["live_bytes"], "the device's own count": found["in_use_bytes"]}
     ratios = {name: size / found["predicted_bytes"] for name, size in taken.items() if size is not None}
     each = (f"{name} {ratio:.3f} of the prediction (allowed {LEAST} to {MOST[name]})" for name, ratio in ratios.items())
-    shown = {name: f"{found[f'{name}_bytes'] / 1e6:,.1f} MB" if found[f"{name}_bytes"] is not None else "unknown"
-             for name in ("predicted", "temporary", "peak")}  # fmt: skip
-    says = f"{found['model']}, K={found['K']} on one device: predicted {shown['predicted']}; largest used: "
-    says += ", ".join(each)
-    if found["peak_bytes"] is not None:  # this includes compiling and choosing kernels, so it is only reported
-        says += f"; with temporary buffers (the largest {shown['temporary']}) {shown['peak']}"
+    says = f"{found['model']}, K={found['K']} on one device: predicted {found['predicted_bytes'] / 1e6:,.1f} MB"
+    says += f"; largest used: {', '.join(each)}"
     return [{"passed": all(LEAST <= ratio <= MOST[name] for name, ratio in ratios.items()), "says": says, **found}]
 
 
@@ -218,9 +216,9 @@ def seeds(at: Workplace) -> list[Line]:
     """Total images/s of several seeds in one program, for several numbers of seeds in turns."""
     s, how = at.settings, joined(REPEATABLE, captured(at))
     given = {"model": s.model, "batch_size": s.batch_size, "numbers": s.seeds, "windows": s.windows}
-    found = ask("seeds", at, at.choices.precision, how, **given, seconds=s.seconds)
+    found, taken = ask("seeds", at, at.choices.precision, how, **given, seconds=s.seconds)
     return [
-        {"model": s.model, "precision": at.choices.precision, "side": seeds_side(int(n)), "flags": how,
+        {"model": s.model, "precision": at.choices.precision, "side": seeds_side(int(n)), "flags": how, "bytes": taken,
          "seeds": int(n), "images_per_second": report.median(speeds, 1), "windows": report.rounded(speeds, 1),
          "says": f"{seeds_side(int(n))}: {report.spread(speeds, 0)} images/s in sum, n={len(speeds)}"}
         for n, speeds in found.items()
@@ -233,7 +231,8 @@ def seeds(at: Workplace) -> list[Line]:
 def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
     """The seconds of a network's rows by its measured speed, without evaluations and compiling. Before the measurement,
     and for other networks, a guess; None if there is no guess."""
-    most = max(map(len, groups(runs).values()))
+    runs = fitting(runs, at)
+    most = max(map(len, groups(runs).values()), default=0)
     speeds = [line for line in at.folder.lines("seeds") if line["model"] == model and line["seeds"] <= most]
     if not speeds:
         return at.settings.guesses.get(f"rows-{model}")
@@ -241,11 +240,20 @@ def row_seconds(model: str, runs: Sequence[Run], at: Workplace) -> float | None:
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Groups of runs that differ in their seeds only, by a common name."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(run.name.rpartition("-seed")[0], []).append(run)
-    return found
+    """Groups of runs that differ only in seed and beta, by a common name. A group is one program."""
+    of = {run.name: re.sub(r"(-beta[\d.]+)?-seed\d+$", "", run.name) for run in runs}
+    return {name: [run for run in runs if of[run.name] == name] for name in of.values()}
+
+
+def fitting(runs: Sequence[Run], at: Workplace) -> list[Run]:
+    """The runs of the table, and more seeds as far as they fit. A program has at most as many runs as `seeds` measured,
+    and as the device's memory holds by this measurement."""
+    [line], table = at.folder.lines("seeds")[-1:] or [{}], {run.name for run in at.settings.table.runs}
+    most, room = at.settings.seeds[-1], at.folder.line("devices").get("memory_bytes")
+    if room and line.get("bytes"):
+        most = min(most, int(MEMORY * room / line["bytes"] * line["seeds"]))
+    betas = len({run.flags.get("beta") for run in runs} - {None}) or 1
+    return [run for run in runs if run.name in table or run.flags["seed"] < most // betas]
 
 
 def images_left(run: Run, at: Workplace) -> float:
@@ -271,16 +279,16 @@ def data_missing(at: Workplace) -> str:
 
 
 def train(runs: Sequence[Run], at: Workplace) -> list[Line]:
-    """Trains all unfinished runs. The runs of a row train as one program. Raises ChildFailed if one fails."""
+    """Trains all unfinished runs. The runs of a group train as one program. Raises ChildFailed if one fails."""
     wait_for_earlier(runs, at)
     for name, of_row in groups(runs).items():
         left = [run for run in of_row if state(run, at.folder.rows).kind != DONE]
         if left:
-            print(f"           {name}: {len(of_row) - len(left)} of {len(of_row)} seeds are done", flush=True)
+            print(f"           {name}: {len(of_row) - len(left)} of {len(of_row)} runs are done", flush=True)
             finish_row(name, left, at)
             tidy(runs, at)
             results = at.choices.results or at.folder.path / "collected"
-            result_files.collect(at.settings.table, at.folder.rows, results)
+            result_files.collect(at.settings.table._replace(runs=tuple(runs)), at.folder.rows, results)
     return [result(run, at) for run in runs]
 
 
@@ -310,15 +318,17 @@ def wait_for_earlier(runs: Sequence[Run], at: Workplace) -> None:
 
 
 def begin(name: str, runs: Sequence[Run], at: Workplace) -> Child:
-    """Starts or resumes the runs of a row together. A link with the run's name leads to each run's directory. SIGUSR1
+    """Starts or resumes the runs of a group together. A link with the run's name leads to each run's directory. SIGUSR1
     stops the runs after a checkpoint; repeated signals have no further effect."""
-    s, seeds = at.settings, [run.flags["seed"] for run in runs]
-    for run, seed in zip(runs, seeds, strict=True):
+    s, swept = at.settings, [key for key in ("beta", "seed") if key in runs[0].flags]
+    for run in runs:
         if not os.path.lexists(link := at.folder.rows / run.name):
-            link.symlink_to(Path(name) / f"seed-{seed}")
-    row = runs[0]._replace(flags={key: value for key, value in runs[0].flags.items() if key != "seed"})
+            link.symlink_to(Path(name) / "_".join(f"{key}-{plain(run.flags[key])}" for key in swept))
+    row = runs[0]._replace(flags={key: value for key, value in runs[0].flags.items() if key not in swept})
     words = command(row, str(at.choices.data_dir) if at.choices.data_dir else None, str(at.folder.rows / name))[1:]
-    words += ["--seeds", ",".join(map(str, seeds)), "--together", "--keep", "1", "--no-tensorboard"]
+    for key in swept:
+        words += ["--sweep", f"{key}={','.join(dict.fromkeys(plain(run.flags[key]) for run in runs))}"]
+    words += ["--together", "--keep", "1", "--no-tensorboard"]
     words += ["--evaluate-every", str(s.every[0]), "--checkpoint-every", str(s.every[1])]
     env = environment(at.choices.precision, captured(at))
     return Child(words, name, log=at.folder.rows / f"{name}.log", env=env, stop=signal.SIGUSR1)

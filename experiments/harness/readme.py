@@ -67,8 +67,7 @@ def on_text(lines: Lines, name: str) -> str:
 
 def corrections(of_images: Lines, of_text: Lines, arms: Mapping[str, tuple[str, str]]) -> str:
     """The remaining cost of late gradients with each correction and optimizer."""
-    on = ("images: test error, points", "text: test loss, nats per byte")
-    heads = ("training, minus BP with the same optimizer", *on)
+    heads = ("row minus BP with the same optimizer", "images: test error, points", "text: test loss, nats per byte")
     rows = (
         [row, on_images(of_images, a) if a else NOT_RUN, on_text(of_text, b) if b else NOT_RUN]
         for row, (a, b) in arms.items()

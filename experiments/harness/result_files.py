@@ -56,9 +56,7 @@ def complete(table: Table, results: Path) -> Table:
     does."""
     if not table.then:
         return table
-    lines = entries(table, results)
-    first = {run.name: lines[run.name] for run in table.runs if run.name in lines}
-    return table._replace(runs=(*table.runs, *table.then(first)), then=None)
+    return table._replace(runs=(*table.runs, *table.then(entries(table, results))), then=None)
 
 
 def measure(table: Table, results: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ from fdg_jax.options.common import AUTO, Joining, Start
 from fdg_jax.options.fields import checked, named, said, spelled
 
 MOST_REPLICAS = 1000
+OF_ONE_PROGRAM = ("seed", "beta", "learning_rate")  # the options in which runs that train together may differ
 
 def check(config: Config, given: Collection[str]) -> Plan:
     """Refuses values that can be judged without data and model. Raises BadInput.
@@ -142,8 +143,8 @@ def check_start(start: Start, config: Config, joining: Joining) -> None:
     refuse_where(start, (
         (start.jobs > 1 and not start.several, "jobs", "there is only one run",
          "Ask for several runs with --seeds or --sweep, or leave it out"),
-        (start.together and (start.seeds is None or start.sweep), "together", "its runs may differ only in their seeds",
-         "Give --seeds 0-7, say, and no --sweep"),
+        (start.together and not (start.several and start.swept <= set(OF_ONE_PROGRAM)), "together",
+         f"its runs may differ only in {', '.join(OF_ONE_PROGRAM)}", "Give --seeds 0-7 or --sweep beta=0.2,1, say"),
         (start.together and start.jobs > 1, "jobs", "with --together all runs are one program", "Leave it out"),
     ))  # fmt: skip
     if start.together:

@@ -17,8 +17,9 @@ from fdg_jax.corrections.interface import NONE, Correction, CorrectionSpec, Late
 
 def make(late: Late, beta: float = 1.0) -> Correction:
     """Multiplies the gradients of stages k < K by beta**(K-k). The gradients of stage K are not changed, even in
-    schedules where they are late. beta = 1 changes nothing."""
-    if beta == 1.0 or late.k == late.K:
+    schedules where they are late. beta = 1 changes nothing. If runs with several betas are one program, beta is traced.
+    """
+    if late.k == late.K or (isinstance(beta, float) and beta == 1.0):
         return NONE
     return Correction(before=optax.scale(beta ** (late.K - late.k)))
 

@@ -40,8 +40,8 @@ class ScanEngine(Engine):
     are ring buffers ("rings").
 
     run: the state of the run.
-    step: one step, (run, inputs of stage 1, labels of the loss) -> (run, (report, first skipped updates or None, norms
-        of gradients)).
+    step: one step, (run, inputs of stage 1, labels of the loss, optionally other `functions` and `lines`) -> (run,
+        (report, first skipped updates or None, norms of gradients)).
     packed, unpacked: convert a state to the form with packed gradients in the rings, or with gradients as trees (as in
         checkpoints).
     flattened: converts a state to the form that a window takes from batch to batch (fdg_jax.stages.flat); `flat.plain`

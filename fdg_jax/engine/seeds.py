@@ -1,15 +1,16 @@
 """Trains the runs of several seeds as one program of the scan engine: `jax.vmap` of one run's step.
 
 Every array of the common state has a leading axis of seeds. Initial weights, batches, augmentation and dropout differ
-between seeds; everything else is the same. Each run keeps its `ScanEngine`, whose state is a slice of the common state.
-So losses, checkpoints and results have the same form as in a run by itself, and each run can be continued by itself.
+between seeds. Beta and the learning rate may differ, too; everything else is the same. Each run keeps its `ScanEngine`,
+whose state is a slice of the common state. So losses, checkpoints and results have the same form as in a run by itself,
+and each run can be continued by itself.
 
 The runs enter their batches one after the other; the last one starts the program. Rounding differs from that of a run
 by itself, because sums over a batch are taken in another order (batch norms), and because convolutions are packed on a
 GPU (fdg_jax.layers.packed).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from fdg_jax.engine.evaluate import Evaluation, Tally, averaged, evaluate, tally
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.machine import programs
 from fdg_jax.stages import flat
-from fdg_jax.stages.update import evaluated
+from fdg_jax.stages.update import UpdateRule, evaluated
 
 Tree = Any
 # seed -> preprocess(inputs, step) -> inputs of stage 1. The seed is traced.
@@ -34,34 +35,43 @@ class Seeds:
     alive: the indices of the runs that still train. The program also computes the others, but ignores their results.
 
     Arguments:
-        engines: one engine for each seed. They have the same problem and the same number of entered batches.
-        seeds: numbers 0 .. 2**32-1.
+        engines: one engine for each run. They have the same problem and the same number of entered batches.
+        seeds: the seed of each run, 0 .. 2**32-1.
         transforms: transforms(seed) -> preprocess(inputs, step); None for no preprocessing.
+        rules: makes the update rules of the stages from a run's own numbers, which are keyword arguments and traced.
+        numbers: name -> [S, ...], the numbers of `rules` in which the runs differ; {} if only their seeds differ.
     """
 
-    def __init__(self, engines: Sequence[ScanEngine], seeds: Sequence[int], transforms: Transforms | None = None):
+    def __init__(
+        self, engines: Sequence[ScanEngine], seeds: Sequence[int], transforms: Transforms | None = None,
+        rules: Callable[..., list[UpdateRule]] | None = None, numbers: Mapping[str, np.ndarray] | None = None,
+    ):  # fmt: skip
         first, self.engines, report = engines[0], list(engines), engines[0].problem.specs[-1].report
-        self.numbers, self.alive = np.asarray(seeds, np.uint32), set(range(len(engines)))
+        self.numbers = first.place.put_weights((np.asarray(seeds, np.uint32), dict(numbers or {})))
+        self.alive = set(range(len(engines)))
         self.entering: dict[int, np.ndarray] = {}
         self.evaluations: list[Evaluation] | None = None  # of the newest states
         self.resident: tuple[Any, Any, Tree] | None = None
         self.run = programs.jit(stacked)([engine.run for engine in engines])
         for engine in engines:
-            engine.seeds, engine._run, engine._drain = self, None, first._drain
+            engine.seeds, engine._run = self, None
 
-        def one(run, seed, inputs, labels, *within):
-            return first.step(run, transforms(seed)(inputs, run.entered) if transforms else inputs, labels, *within)
+        def one(run, numbers, inputs, labels, functions=first.functions, lines=first.lines):
+            seed, own = numbers
+            lines = lines._replace(rules=rules(**own)) if rules and own else lines
+            inputs = transforms(seed)(inputs, run.entered) if transforms else inputs
+            return first.step(run, inputs, labels, functions, lines)
 
-        def batch(run, seeds, inputs, labels):
-            return jax.vmap(one)(run, seeds, inputs, labels)
+        def batch(run, numbers, inputs, labels):
+            return jax.vmap(one)(run, numbers, inputs, labels)
 
-        def of_seed(carried, *batch):
-            run, told = one(carried.unpack(), *batch, *first.within)
+        def of_run(carried, numbers, inputs, labels):
+            run, told = one(carried.unpack(), numbers, inputs, labels, *first.within)
             return flat.carried(run), told
 
-        def window(run, seeds, images, labels, indices):  # indices [W, S, batch]
+        def window(run, numbers, images, labels, indices):  # indices [W, S, batch]
             def of_rows(carried, rows):
-                return jax.vmap(of_seed)(carried, seeds, images[rows], labels[rows])
+                return jax.vmap(of_run)(carried, numbers, images[rows], labels[rows])
 
             carried, told = jax.lax.scan(of_rows, jax.vmap(first.flattened)(run), indices)
             return jax.vmap(flat.plain)(carried), told
@@ -96,12 +106,13 @@ class Seeds:
         self.start_if_complete()
 
     def leave(self, engine: ScanEngine) -> None:
-        """Removes a run that has ended. It gets the state of another run, so that its numbers stay finite."""
+        """Removes a run that has ended. It gets the state and numbers of another run, to keep its results finite."""
         slot = self.engines.index(engine)
         self.alive.discard(slot)
         self.entering.pop(slot, None)
         if self.alive:
-            self.run = self.put(self.run, slot, self.taken(self.run, min(self.alive)))
+            other = self.taken((self.run, self.numbers), min(self.alive))
+            self.run, self.numbers = self.put((self.run, self.numbers), slot, other)
             self.start_if_complete()
 
     def start_if_complete(self) -> None:

@@ -359,8 +359,8 @@ class Start:
         "end compared.html compares the runs.", metavar="NAME=VALUES", group="start", shown="one run"
     )
     together: bool = option(
-        False, "With --seeds: all runs as one program on one device, which uses a GPU better. Each run has its own "
-        "directory and can be resumed alone or with the others.", group="start"
+        False, "With --seeds, or --sweep of beta or learning_rate: all runs as one program on one device, which uses a "
+        "GPU better. Each run has its own directory and can be resumed alone or with the others.", group="start"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: number of runs at the same time. If there are several, each has its own core.",

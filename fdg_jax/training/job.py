@@ -24,6 +24,7 @@ from fdg_jax.checks import no_effect
 from fdg_jax.checks.options import replicas
 from fdg_jax.checks.plan import Plan, of_config
 from fdg_jax.config import FIELDS, Config, model_options, run_length, values
+from fdg_jax.corrections.interface import Late
 from fdg_jax.data import fingerprint
 from fdg_jax.data.sampling import sampled
 from fdg_jax.errors import BadInput, NoEffect
@@ -32,6 +33,7 @@ from fdg_jax.machine import facts
 from fdg_jax.machine.output import say
 from fdg_jax.methods.interface import Method
 from fdg_jax.stages.preprocessing import preprocess_of
+from fdg_jax.stages.update import UpdateRule
 from fdg_jax.training.processes import Peers
 from fdg_jax.transport import devices
 
@@ -233,6 +235,24 @@ def of_seed(job: Job, seed: int, initial: Initial | None = None) -> Job:
     whole = first_variables(job.partition, job.dataset, dataclasses.replace(job.options, seed=seed), initial)
     pipeline = job.pipeline.again(key, split.split_variables(whole, job.partition.cuts), preprocess)
     return job._replace(options=dataclasses.replace(job.options, seed=seed), pipeline=pipeline)
+
+
+def update_rules(job: Job, beta: Any = None, rates: Any = None) -> list[UpdateRule]:
+    """The update rules of a run's stages with another beta, or other learning rates. Both may be traced.
+
+    beta: a number; None: the run's own. rates: [batches], as `Job.learning_rates`; None: the run's own.
+    """
+    o, plan, rules = job.options, of_config(job.options), list[UpdateRule]()
+    rates = jnp.asarray(job.learning_rates if rates is None else rates)
+    schedule = lambda updates: rates[updates * o.accumulate]  # noqa: E731
+    optimizer = recipe.optimizer(o.optimizer, schedule, **values(o, OF_RECIPE))
+    asked = [(kind, own if beta is None or "beta" not in own else {**own, "beta": beta})
+             for kind, own in plan.corrections]  # fmt: skip
+    for spec, staleness in zip(job.pipeline.engine.problem.specs, plan.schedule.mean_staleness, strict=True):
+        made = corrections.for_stage(asked, Late(spec.k, spec.K, staleness, schedule, o.momentum))
+        correction = corrections.together([each for _, each in made])
+        rules.append(UpdateRule(correction.around(optimizer), correction, spec.guard, spec.norms, spec.ema))
+    return rules
 
 
 def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:

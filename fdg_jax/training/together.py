@@ -1,4 +1,4 @@
-"""`--seeds 0-31 --together`: the runs of several seeds as one program (fdg_jax.engine.seeds).
+"""`--seeds 0-31 --together`: the runs of several seeds, betas or learning rates as one program (fdg_jax.engine.seeds).
 
 Each run goes through the same steps as a single run (`life` in fdg_jax.training.lifecycle) and has its own directory.
 It pauses after its batches have entered, and this module lets the runs go on in turns. So all runs are at the same
@@ -9,8 +9,12 @@ the others.
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
@@ -65,7 +69,14 @@ def run(found: Sequence[Combination], folder: Path, program: Program, signals: S
         first, weights = lifecycle.prepare(options, asked[0].before, program, signals, Peers())
         check(first)
         initial = weights.read if weights else None
-        made = [first, *(jobs.of_seed(first, each.options.seed, initial) for each in asked[1:])]
+        made = [first]
+        for each in asked[1:]:
+            if like := next((job for job in made if numbers(job.options) == numbers(each.options)), None):
+                made.append(jobs.of_seed(like, each.options.seed, initial))
+            else:
+                own = dataclasses.replace(each.options, engine="scan")
+                made.append(jobs.built(own, first.dataset, first.peers, first.partition, initial))
+        check_layouts(made)
         together, lives = Round(signals), list[Steps[int]]()
         for job, each in zip(made, asked, strict=True):
             life = lifecycle.life(
@@ -93,6 +104,23 @@ def to_make(one: Combination, folder: Path, held: contextlib.ExitStack) -> Asked
     return None if lifecycle.finished(path, options) else Asked(path, options, before)
 
 
+def numbers(options: Config) -> tuple[float, float]:
+    """The numbers in which runs may differ beside their seeds."""
+    return options.beta, options.learning_rate
+
+
+def engines_of(made: Sequence[Job]) -> list[ScanEngine]:
+    """The engines of runs."""
+    return [job.pipeline.engine for job in made if isinstance(job.pipeline.engine, ScanEngine)]
+
+
+def check_layouts(made: Sequence[Job]) -> None:
+    """Raises BadInput if the states of runs have different layouts."""
+    if len({jax.tree.structure(engine.run) for engine in engines_of(made)}) > 1:
+        fact = f"with --correct {made[0].options.correct} the state of a run with beta 1 has another layout"
+        raise BadInput(f"{FLAG}: {fact}. Leave beta 1 or {FLAG} out.")
+
+
 def check(job: Job) -> None:
     """Raises BadInput for runs that cannot be one program."""
     if not isinstance(job.dataset, Dataset):
@@ -102,8 +130,13 @@ def check(job: Job) -> None:
 
 def trained(made: Sequence[Job], lives: Sequence[Steps[int]], signals: Round) -> list[int]:
     """Trains runs that are at the same batch to their ends. Returns their exit codes."""
-    engines = [job.pipeline.engine for job in made if isinstance(job.pipeline.engine, ScanEngine)]
-    seeds = Seeds(engines, [job.options.seed for job in made], made[0].dataset.train_transform)
+    engines, differ = engines_of(made), dict[str, np.ndarray]()
+    if len({job.options.beta for job in made}) > 1:
+        differ["beta"] = np.array([job.options.beta for job in made], np.float32)
+    if len({job.options.learning_rate for job in made}) > 1:
+        differ["rates"] = np.stack([job.learning_rates for job in made])
+    transforms, rules = made[0].dataset.train_transform, partial(jobs.update_rules, made[0])
+    seeds = Seeds(engines, [job.options.seed for job in made], transforms, rules, differ)
     going, codes = dict(enumerate(lives)), [0 for _ in lives]
     while going:
         signals.begin()
