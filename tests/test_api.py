@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_refused_with_its_shapes(options, match):
 @pytest.mark.parametrize(("options", "match"), [
     ({"beta": 1.5}, r"beta=1\.5: it must lie in \(0, 1\]"),
     ({"method": "fdgg"}, "Did you mean fdg"),
-    ({"engine": "turbo"}, "pipeline .* or delay-line"),
+    ({"engine": "turbo"}, "Use pipeline .*, delay-line or scan"),
     ({"weights": "fresh"}, "stashed .* or current"),
     ({"order": "sideways"}, "backward-first"),
     ({"engine": "delay-line", "weights": "current"}, "Use engine='pipeline', or weights='stashed'"),

@@ -25,7 +25,7 @@ def test_a_process_answers_until_it_ends():
 
 
 def test_a_process_that_fails_says_what_it_said_last(tmp_path):
-    with pytest.raises(ChildFailed, match="exit code 3; it said last: no more"):
+    with pytest.raises(ChildFailed, match="exit code 3; its last line: no more"):
         children.run("-c", "import sys; sys.exit(print('no more') or 3)", log=tmp_path / "log")
     with pytest.raises(BadInput, match="refused its options"):
         children.run("-c", "import sys; sys.exit(2)")

@@ -101,7 +101,7 @@ def test_the_text_is_the_pinned_one_and_any_other_is_refused(tmp_path, monkeypat
     with pytest.raises(BadInput, match=r"have the sha256 69f2e4a56da27704\.\.\., not 0000"):
         corpus.content()
     monkeypatch.setitem(corpus.WHEELS, "optax", "0.0")
-    with pytest.raises(BadInput, match=r"needs optax 0\.0, and "):
+    with pytest.raises(BadInput, match=r"needs optax 0\.0, but "):
         corpus.content()
 
 

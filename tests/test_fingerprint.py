@@ -50,7 +50,7 @@ def replaced(tree):
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (added, "13 training images, were 12"),
+    (added, "13 training images now, 12 before"),
     (swapped, "other labels or another order of the training images"),
     (renamed, "other labels or another order of the training images"),
     (replaced, "other pixels in the test images"),
@@ -71,10 +71,10 @@ def test_arrays_in_memory_are_told_to_the_last_bit():
     changes = {
         "other pixels in the training images": {"train_images": pixel},
         "other labels or another order of the test images": {"test_labels": label},
-        "10 training images, were 1438": {
+        "10 training images now, 1438 before": {
             name: getattr(digits, name)[:10] for name in ("train_images", "train_labels")
         },
-        "classes 11, was 10": {"classes": 11},
+        "classes 11 now, 10 before": {"classes": 11},
     }
     for said, change in changes.items():
         assert fingerprint.difference(was, fingerprint.of(digits._replace(**change))) == said

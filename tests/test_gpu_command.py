@@ -66,7 +66,7 @@ def test_a_folder_keeps_what_its_results_depend_on(tmp_path):
             folder.place("a").write_text("x")
             assert folder.place("a") == folder.scratch / "a-1"
         assert not folder.scratch.exists()
-    with pytest.raises(BadInput, match="precision is tf32, was float32"), folder.held(chosen | {"precision": "tf32"}):
+    with pytest.raises(BadInput, match="is tf32 and was float32"), folder.held(chosen | {"precision": "tf32"}):
         pass
 
 

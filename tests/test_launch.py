@@ -26,7 +26,7 @@ def test_a_process_that_does_not_obey_sigterm_is_killed():
     with Launched(STUBBORN, count=2) as launched:
         os.kill(launched.started()[1][0], signal.SIGKILL)
         exit_code, _, err = launched.finish()
-    assert exit_code == 137 and "SIGKILL for process 0" in err and "process 1" in err.splitlines()[-1]
+    assert exit_code == 137 and "SIGKILL sent to process 0" in err and "process 1" in err.splitlines()[-1]
 
 
 def test_the_exit_code_is_that_of_the_process_that_failed_first():
@@ -104,7 +104,7 @@ def test_restarts_come_to_an_end_and_a_signal_ends_the_wait_before_one():
     assert exit_code == 7 and err.count("warning:") == err.count("error:") == 1
     slow = QUICK.replace("FIRST_WAIT_SECONDS = 0.1", "FIRST_WAIT_SECONDS = 60.0")
     with Launched("sys.exit(7)", "--restart", "1", words=("--run-dir", "x"), by=("-c", slow)) as launched:
-        while "again in 60 s" not in (line := launched.process.stderr.readline()):
+        while "restarted in 60 s" not in (line := launched.process.stderr.readline()):
             assert line, "the launcher ended"
         launched.process.send_signal(signal.SIGTERM)
         assert launched.finish()[0] == 143

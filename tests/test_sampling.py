@@ -45,7 +45,7 @@ def test_text_is_bytes_or_numbers_of_tokens():
     of_bytes, of_numbers = codec_of(Config(dataset="text")), codec_of(Config(dataset="tokens", tokens="no/such.bin"))
     assert of_bytes.decode(start_of("no\u00efve", of_bytes, 256)) == "no\u00efve"
     assert of_numbers.decode(start_of("5 17", of_numbers, 18)) == "5 17"
-    for text, said in (("five", "Separate them by spaces"), ("", "makes 0 tokens"), ("18", "all from 0 to 17")):
+    for text, said in (("five", "Write them with spaces"), ("", "has 0 tokens"), ("18", "from 0 to 17")):
         with pytest.raises(BadInput, match=said):
             start_of(text, of_numbers, 18)
 

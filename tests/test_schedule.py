@@ -84,10 +84,10 @@ WRONG = [
     (LATER._replace(delays=(4, 1, 0)), "stage k=2 has staleness 2 by the ticks and 1 by delays=(4, 1, 0)"),
     (LATER._replace(delays=(4, 2, 1)), "stage k=3 has staleness 0 by the ticks and 1 by delays=(4, 2, 1)"),
     (LATER._replace(delays=(4, 2)), "`delays` has 2 numbers for 3 stages."),
-    (spoiled(bp(2), lambda t, ops: ops[:-1]), "sent and never read: dy of batch 1 for stage k=1"),
+    (spoiled(bp(2), lambda t, ops: ops[:-1]), "sent but never read: dy of batch 1 for stage k=1"),
     (bp(1)._replace(tick=lambda t, last: (Op("F", 1, t),)), "never done: B1 of stage k=1"),
     (spoiled(bp(2), lambda t, ops: ops[::-1]), "at t=1 stage k=1 does B1, which needs dy of"),
-    (LATER._replace(ticks=lambda n: n), "sent and never read: dy of batch 8 for stage k=1"),
+    (LATER._replace(ticks=lambda n: n), "sent but never read: dy of batch 8 for stage k=1"),
 ]
 
 

@@ -74,7 +74,7 @@ def test_the_command_goes_on_with_the_same_images_only(tmp_path, monkeypatch, ca
     before = data.load("digits")
     more = {name: one_image_more(getattr(before, name)) for name in ("train_images", "train_labels")}
     mirrored = {"train_images": before.train_images[:, :, ::-1]}
-    changes = [(more, "65 training images, were 64"), (mirrored, "other pixels in the training images")]
+    changes = [(more, "65 training images now, 64 before"), (mirrored, "other pixels in the training images")]
     for change, said in changes:
         monkeypatch.setattr(data, "load", lambda *_, change=change: before._replace(**change))
         assert cifar.main([*run, "--resume", "--steps", "8"]) == 2
@@ -97,7 +97,7 @@ def test_settings_that_change_what_is_trained_are_told_in_a_new_run_and_refused_
     assert capsys.readouterr().err == ""
     unusual = {**usual, "jax_threefry_partitionable": False, "jax_default_prng_impl": "rbg"}
     with pytest.raises(
-        BadInput, match="jax_threefry_partitionable is True, was False; jax_default_prng_impl is"
+        BadInput, match="jax_threefry_partitionable is True and was False; jax_default_prng_impl is"
     ) as told:
         jax_settings.check_resumed({"jax_settings": unusual})
     ways = "Set JAX_THREEFRY_PARTITIONABLE to False and set JAX_DEFAULT_PRNG_IMPL to 'rbg', or begin another run"

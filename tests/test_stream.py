@@ -94,7 +94,7 @@ def test_a_damaged_record_is_named(tmp_path):
     middle = records.index(b"\xff\xd8\xff") + 200  # in the first photograph of the shard
     records[middle : middle + 8] = b"\0" * 8
     shard.write_bytes(records)
-    with pytest.raises(Damaged, match=r"image 0 of .*validation.array_record-00001-of-00003 can't be read"):
+    with pytest.raises(Damaged, match=r"image 0 in .*validation.array_record-00001-of-00003 can't be read"):
         data.load("imagenet", tmp_path)
 
 

@@ -122,8 +122,8 @@ def test_another_text_has_another_fingerprint_and_the_message_speaks_of_bytes(fi
     )
     file.write_bytes(CONTENT * 2)
     changed = fingerprint.difference(was, fingerprint.of(data.load_text("text", [str(file)], 32)))
-    assert changed == "56 training blocks, were 28; 6 test blocks, were 3"
-    assert fingerprint.difference(fingerprint.of(data.load("digits")), was) == "tokens, were images"
+    assert changed == "56 training blocks now, 28 before; 6 test blocks now, 3 before"
+    assert fingerprint.difference(fingerprint.of(data.load("digits")), was) == "tokens now, images before"
 
 
 def test_batches_are_a_function_of_seed_and_step(file):

@@ -63,7 +63,7 @@ FILE = f"train/{WNIDS[1]}/images/{WNIDS[1]}_2.JPEG"
 DAMAGE = {
     "a class": ("wnids.txt", lambda path: first_lines(path, 2), "wnids.txt lists 2 classes"),
     "an image": (FILE, lambda path: path.unlink(), f"{FILE} is missing (3 of 4 images are there"),
-    "the annotations": ("val/val_annotations.txt", lambda path: path.unlink(), "val_annotations.txt is missing, and"),
+    "the annotations": ("val/val_annotations.txt", lambda path: path.unlink(), "val_annotations.txt is missing:"),
     "an image's end": (FILE, cut, f"{FILE} can't be decoded (1"),
 }
 

@@ -244,7 +244,7 @@ def test_an_impossible_option_of_a_model_is_refused():
     for options, said in (
         ({"dropout": 1.0}, "it must lie in"), ({"dropout": "much"}, "a number"), ({"positions": "none"}, "not known"),
         ({"layer_norm": True}, "no option layer_norm"), ({"heads": 3}, "heads=3: a width of 32 cannot be divided"),
-        ({"heads": 32}, "each of an even width for rotary positions. Use 1"), ({"kv_heads": 2}, "1 heads cannot share"),
+        ({"heads": 32}, "each of an even width for rotary positions. Use 1"), ({"kv_heads": 2}, "1 query heads cannot"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=said):
             network(1, **options)

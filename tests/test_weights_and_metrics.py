@@ -213,7 +213,7 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
         ours.evaluate([(x, Weighted(y, 0 * w))])
     with pytest.raises(BadInput, match=r"labels is a Weighted of 2, but train takes one array\. Use step"):
         ours.train(x, data[0][1], np.zeros((1, 4), np.int32))
-    with pytest.raises(BadInput, match=r"inputs and may have labels and weights, not x, y"):
+    with pytest.raises(BadInput, match=r"inputs, and may have labels and weights, not x, y"):
         ours.step({"x": x, "y": y})
 
 

@@ -189,7 +189,7 @@ def blocks(classes: int, *, layers: int, width: int, **options: Any) -> list[nn.
         even = ", each of an even width for rotary positions" if o.positions == "rotary" else ""
         raise BadInput(f"{fact}{even}. Use {width // HEAD}, say.")
     if o.kv_heads and heads % o.kv_heads:
-        fact = f"{said('kv_heads', o.kv_heads)}: {heads} query heads cannot share so many evenly"
+        fact = f"{said('kv_heads', o.kv_heads)}: {heads} query heads cannot share {o.kv_heads} key/value heads evenly"
         raise BadInput(f"{fact}. Use a divisor of {heads}.")
     inner = [Layer(o, heads, (2 * layers) ** 0.5) for _ in range(layers)]
     return [Embedding(classes, width, o), *inner, Head(classes, o)]

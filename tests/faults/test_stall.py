@@ -92,7 +92,7 @@ def test_a_dispatch_that_does_not_return_is_an_operation_under_way_and_may_be_co
     dog = Watchdog(unfinished, 10.0, tmp_path)
     what = "its backward pass and update of batch 7"
     for cold, said in (
-        (True, f"k=2 has been compiling the program for its {what}"),
+        (True, f"k=2 has been compiling the program for {what}"),
         (False, f"{what} has been in its dispatch for"),
     ):
         dog.op, dog.may_compile, now = None, cold, time.monotonic()
