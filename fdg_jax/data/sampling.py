@@ -67,7 +67,7 @@ def start_of(text: str, codec: Codec, classes: int) -> list[int]:
     """The tokens of the text that a sample begins with. Raises BadInput if there are none, or one is not known."""
     tokens = codec.encode(text)
     if not tokens or not all(0 <= each < classes for each in tokens):
-        fact = f"{said('sample', text)} has {len(tokens)} tokens, and the network knows the tokens from 0 to {classes - 1}"
+        fact = f"{said('sample', text)} has {len(tokens)} tokens; the network knows the tokens from 0 to {classes - 1}"
         raise BadInput(f"{fact}. Begin a sample with at least one token, and with known tokens only.")
     return tokens
 
