@@ -83,14 +83,10 @@ def write_tokens() -> None:
         durable.write(ROOT / path, part.tobytes())
 
 
-def names(method: str, optimizer: str) -> dict[int, str]:
-    return {seed: run(method, optimizer, seed).name for seed in SEEDS}
-
-
 def losses(lines: Lines, method: str, optimizer: str, step: int = STEPS) -> Seeds:
     """The validation losses after so many steps."""
     value = lambda line: next(test["test_loss"] for test in line["evaluations"] if test["step"] == step)  # noqa: E731
-    return of_runs(lines, names(method, optimizer), value)
+    return of_runs(lines, {seed: run(method, optimizer, seed).name for seed in SEEDS}, value)
 
 
 def original(step: int) -> Seeds:
@@ -102,7 +98,7 @@ def original(step: int) -> Seeds:
 def row(lines: Lines, method: str, optimizer: str) -> list[str]:
     own, first, marks = losses(lines, method, optimizer), run(method, optimizer, SEEDS[0]), markdown.marks(lines)
     label = f"{optimizer}, linear prediction" if "correct" in first.flags else optimizer
-    by_seed = {seed: marks.get(name, "") for seed, name in names(method, optimizer).items()}
+    by_seed = {seed: marks.get(run(method, optimizer, seed).name, "") for seed in SEEDS}
     same = "" if method == "BP" else own.minus(losses(lines, "BP", optimizer)).told(3)
     adamw = "" if (method, optimizer) == ROWS[0] else own.minus(losses(lines, *ROWS[0])).told(3)
     return [method, str(first.flags["K"]), label, *own.cells(len(SEEDS), by_seed, 3), same, adamw, first.cell("S")]

@@ -61,7 +61,7 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
         from fdg_jax import sweep
 
         def make(found: Sequence[sweep.Combination], folder: Path) -> int:
-            from fdg_jax.training import together
+            from fdg_jax import together
 
             return together.run(found, folder, program, signals, words.start)
 
