@@ -1,5 +1,5 @@
-"""The only module that uses undocumented parts of JAX: the layout of a VJP closure, the function behind
-`jax.device_put`, the test for tracing, and the coordination service of several processes.
+"""The only module that uses undocumented parts of JAX: the layout of a VJP closure, the parameters of a scan, the
+function behind `jax.device_put`, the test for tracing, and the coordination service of several processes.
 
 `jax.vjp` returns a closure that is a pytree. Its leaves include the arguments, so a jitted function that returns it
 would copy them: every stash would have its own copy of the weights. `strip` removes the arguments before the closure
@@ -24,6 +24,14 @@ try:
     batched_device_put: Any = xla_client.batched_device_put
 except (ImportError, AttributeError):  # then `Put` and `fetch` use the documented functions
     batched_device_put = None
+
+
+def carried(scan: dict[str, Any]) -> tuple[int, int]:
+    """The first of a scan's arguments that are carried, and the first after them. scan: the equation's parameters."""
+    if "num_consts" in scan:  # before JAX 0.12
+        return scan["num_consts"], scan["num_consts"] + scan["num_carry"]
+    constants, carried, _ = scan["ft_in"].unpack()
+    return len(constants), len(constants) + len(carried)
 
 
 def strippable() -> bool:

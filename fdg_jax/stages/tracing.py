@@ -15,7 +15,7 @@ from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.layers import naming
-from fdg_jax.machine import programs
+from fdg_jax.machine import jax_internals, programs
 from fdg_jax.stages.functions import ComputeOptions, SownLosses, functions, init_variables, key_shape, split_variables
 from fdg_jax.stages.shapes import shape_of
 from fdg_jax.stages.sharded import axes_of, unboxed
@@ -181,7 +181,7 @@ def of_call(equation: Any, taken: list[int]) -> list[int]:
         branches = [dependences(branch.jaxpr, taken[1:]) for branch in params["branches"]]
         return [reduce(or_, found, taken[0]) for found in zip(*branches, strict=True)]
     if name == "scan":
-        begin, end = params["num_consts"], params["num_consts"] + params["num_carry"]
+        begin, end = jax_internals.carried(params)
         while True:  # until another step adds no dependence
             found = dependences(params["jaxpr"].jaxpr, taken)
             carried = [a | b for a, b in zip(taken[begin:end], found[: end - begin], strict=True)]
