@@ -161,7 +161,7 @@ def test_a_module_that_draws_in_evaluation_draws_from_the_key_that_is_given(engi
     key, modules = jax.random.key(5), [nn.Dense(12), Latent(CLASSES)]
     ours = drawing(engine, cross_entropy, modules)
     for call in (lambda: ours.evaluate(DATA[:2]), lambda: ours.predict(X)):
-        with pytest.raises(BadInput, match=r"stage k=2 \(Latent\) .* call (evaluate|predict)\(\.\.\., key=jax\.random"):
+        with pytest.raises(BadInput, match=r"stage k=2 \(Latent\) .* Call (evaluate|predict)\(\.\.\., key=jax\.random"):
             call()
     with pytest.raises(BadInput, match=r"predict takes a JAX random key; the key given is 0\. Use predict"):
         ours.predict(X, key=0)

@@ -122,7 +122,7 @@ def main():
     else:
         fdg_jax.emulate_cpu(given.K)
     transport, places = made(given.K)
-    assert transport.here in transport.places.values()
+    assert transport.here.device in [place.device for place in transport.places.values()]
     assert all(transport.places[k].device == places[k].device for k in transport.places)
     noted = []
     transport.watch(lambda what, k, batch, message: noted.append([what, k, batch]))
