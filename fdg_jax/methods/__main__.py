@@ -216,7 +216,7 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     linear = [r for r in gained if r.free == Time(Fraction(1, K), Fraction(1, K), Fraction(0))]
     if gained:
         ideal = f"; {names(linear)} then reach the speed of FDG" if linear else ""
-        lines.append(f"Without a barrier, stages may work at different ticks, which speeds up {names(gained)}{ideal}.")
+        lines.append(f"Without a barrier, a stage may run ahead of others. This speeds up {names(gained)}{ideal}.")
     for r in rows:
         if r.schedule.micro_batches > 1 and K > 1:
             M, bubble = r.schedule.micro_batches, r.time.Tf * K

@@ -98,7 +98,7 @@ class SynthesizerState(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """The inputs of a synthesizer's guess, kept until the gradient arrives.
+    """The batch and the inputs of a synthesizer's guess, kept until the gradient arrives.
 
     batch: the batch's number.
     y, labels: the activations and the labels.

@@ -58,8 +58,8 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
 
 
 def gpipe_messages(K: int) -> Messages:
-    """BP's messages. In addition, the cotangent of each micro-batch's loss enters at stage K: the micro-batch's
-    fraction of the batch."""
+    """BP's messages. In addition, a cotangent of each micro-batch's loss enters at stage K. Its value is the
+    micro-batch's share of the batch, by examples or by their weights."""
     ordinary = chain(K)
 
     def takes(op: Op) -> tuple[Address, ...]:

@@ -327,9 +327,10 @@ class Start:
     """Flags for a single start of a command: where it reads options, what it shows, how many runs it makes."""
 
     config: str | None = option(
-        None, "Read options from a file in TOML, YAML or JSON, by their names in config.json (train_size or "
-        "train-size). Options on the command line take precedence. The config.json of a run works, too, except for its "
-        "run_dir; choices left to the program (split, engine, ...) are made anew.", metavar="FILE", group="start"
+        None, "Read options from a file in TOML, YAML or JSON. Write their names without the dashes in front "
+        "(train_size or train-size). Options on the command line take precedence. The config.json of a run works, too, "
+        "except for its run_dir; choices left to the program (split, engine, ...) are made anew.", metavar="FILE",
+        group="start"
     )
     dry_run: bool = option(
         False, "Print shapes, split, predicted memory, and total time, estimated from a few steps. Nothing is written.",

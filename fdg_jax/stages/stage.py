@@ -68,7 +68,7 @@ class Stash(NamedTuple):
 
 
 class Stage:
-    """Stage k of K on its device.
+    """Stage k of K on its devices, mostly one.
 
     A stash refers to the weights of its forward pass even if `stashed` is False (weights="current"), because a
     checkpoint needs them; so "current" saves no memory. Weights are never donated, since stashes refer to them. The

@@ -1,4 +1,4 @@
-"""The whole network that a run has trained, with its weights on the host: `fdg_jax.load_run`, and `--init-from`.
+"""The whole network that a run has trained, with weights on the host, as `fdg_jax.load_run` and `--init-from` read it.
 
 `Trained` has no stages and no training state, so it works on any number of devices and without the run's data. It
 predicts, evaluates, writes a file, or gives its weights to a new run.
@@ -318,7 +318,7 @@ def read(
         found = states.parameters_sha256([variables["params"]])
     if expected not in (None, found):
         fact = f"the weights differ from those of {path} in the last bits: this machine rounds the updates of batches"
-        remark = f"{fact} in flight differently. From Python, call load_run before anything that makes an array."
+        remark = f"{fact} in flight differently. In Python, call load_run before JAX starts to avoid this."
     facts = {"step": step, "drained": drained, HASH: found, "data": about.get("data")}
     return Trained(options, inputs, variables, facts), remark
 
