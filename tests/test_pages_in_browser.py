@@ -99,7 +99,7 @@ def compare(browser, variant: choices.Variant, K: int, at: Times) -> None:
             what = f"forward pass with weights of version {used}, update of version {now}."
             assert f"stage {k}, backward pass of batch {batch}: {what}" in text
             assert ("not late" in text) == (used == now)
-            assert len(re.findall(r"\d+", text.partition("In between was")[2].partition(":")[0])) == now - used
+            assert len(re.findall(r"\d+", text.partition("In between w")[2].partition(":")[0])) == now - used
             said += 1
     assert said >= K
     found = timeline_of_versions(drawn["versions"], K)

@@ -284,9 +284,9 @@ function choose(panel, k, batch, follow = false) {
   // The end of the backward pass must be visible; its forward pass too, if there is room.
   if (follow) scroll.scrollLeft = Math.max(0, x - room, Math.min(scroll.scrollLeft, from));
   const used = op.forward.version, now = op.version, crossed = between(views[panel].p, op);
-  const word = crossed.length > 1 ? "updates by the backward passes of batches" : "update by the backward pass of batch";
+  const word = crossed.length > 1 ? "were the updates by batches" : "was the update by batch";
   const meanwhile = crossed.length
-    ? ` In between was the ${word} ${crossed.map((each) => each.batch).join(", ")}: the gradient is `
+    ? ` In between ${word} ${crossed.map((each) => each.batch).join(", ")}: the gradient is `
     : " No update came in between: the gradient is ";
   $("readout").replaceChildren(
     make("b", {}, `${call(views[panel].p.method.name)}, stage ${k}, backward pass of batch ${batch}: forward pass with weights of version ${used}, update of version ${now}.`),
