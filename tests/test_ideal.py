@@ -4,6 +4,7 @@ import re
 from fractions import Fraction
 
 from fdg_jax import methods
+from fdg_jax.methods import __main__ as command
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import Op
 from fdg_jax.schedule.ideal import ZERO, Locks, Time, formula, free_time, locks, tick_time
@@ -65,6 +66,14 @@ def test_tables_1_and_2_are_the_printed_ones():
             assert tick_time(*of("gpipe", K, micro_batches=M)) == three(share, share)
         for options in ({"order": "forward-first"}, {"accumulate": 3}):
             assert tick_time(*of("fdg", K, **options)) == free_time(*of("fdg", K, **options)) == read("(Tf+Tb)/K", K)
+
+
+def test_the_command_prints_both_tables_and_the_memory_of_corrections(capsys):
+    assert command.main(["--K", "3", "--model", "resnet8"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^fdg +- +- +- +No +No +0 +4 +3 1 0 +3$", shown, re.MULTILINE)
+    assert re.search(r"^fr +Tf \+ \(Tf\+Tb\)/3 +1\.50 +\(2Tf\+Tb\)/3 +2\.25$", shown, re.MULTILINE)
+    assert re.search(r"^dc_asgd ", shown, re.MULTILINE) and "resnet8 itself has 75,290 parameters" in shown
 
 
 def test_a_single_stage_is_never_locked_and_is_as_fast_as_bp():

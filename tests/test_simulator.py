@@ -33,7 +33,6 @@ def stages(**seconds):
     return Machine(lambda kind, k: Fraction(seconds.get(kind, 0)))
 
 
-@pytest.mark.slow
 def test_a_stage_of_several_devices_takes_its_part_of_the_time_and_sums_its_gradients_over_a_ring():
     seconds = {"F": 8, "B": 16, "U": 1}
     one = Machine(lambda kind, k: Fraction(seconds.get(kind, 0)), lambda address, op: Fraction(12))
