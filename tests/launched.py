@@ -32,7 +32,7 @@ def saved(seconds=0, code=143):
     os._exit(code)
 """
 GRANDCHILD = "ready(subprocess.Popen(['sleep', '60']).pid)\n"
-WAIT = "ready()\ntime.sleep(60)"
+WAIT = "ready()\nwhile True: time.sleep(0.1)"  # a signal that arrives just before a long sleep does not end it
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
 
 
