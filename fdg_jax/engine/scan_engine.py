@@ -63,7 +63,7 @@ class ScanEngine(Engine):
         self.functions = list(map(guarded, made))
         functions, schedule = self.functions, problem.schedule
         self.takes = [list(state.extra) for state in states]
-        rules = [UpdateRule(s.optimizer, s.correction, s.guard, s.norms, s.ema) for s in problem.specs]
+        rules = list(map(UpdateRule.of, problem.specs))
         mean = schedule.accumulation == "mean"
         self.lines = lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
         self.flattened, self.within = flat.carried, (functions, lines)

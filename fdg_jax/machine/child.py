@@ -1,5 +1,5 @@
-"""A child process that ends with this one, optionally pinned to cores and with a log; ports that its servers
-will listen at; and which process computes which stage. The module needs no JAX, so that the launcher can use it.
+"""A child process that ends with this process, optionally pinned to cores and with a log. Also the ports that its
+servers will listen at, and which process computes which stage. Without JAX, so that the launcher can use it.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Facts about the machine that affect the speed of a run or the last bits of its numbers, to be recorded with it.
 
-Among them the cores that a process may use, pinning to some of them, and the share that other processes take.
+It also finds the cores that a process may use, pins to some of them, and measures the share of other processes.
 """
 
 import os

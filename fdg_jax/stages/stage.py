@@ -180,7 +180,7 @@ class Stage:
 
     def update_rule(self, spec: Spec) -> UpdateRule:
         """The rule by which a gradient becomes new weights. A method's stages may override this."""
-        return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms, spec.ema)
+        return UpdateRule.of(spec)
 
     def program(self, function: Callable, takes: str, gives: str, **options: Any) -> Callable[..., Any]:
         """Compiles a function on plain trees as a program on the stage's packed arrays.

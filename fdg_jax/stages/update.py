@@ -22,6 +22,7 @@ import optax
 from optax import contrib
 
 from fdg_jax.corrections.interface import NONE, Correction
+from fdg_jax.stages.functions import Spec
 from fdg_jax.stages.nonfinite import after_refusal, all_finite, select
 
 Tree = Any
@@ -79,6 +80,11 @@ class UpdateRule(NamedTuple):
     guard: bool = False
     norms: bool = False
     ema: float | None = None
+
+    @classmethod
+    def of(cls, spec: Spec) -> "UpdateRule":
+        """The rule of a stage."""
+        return cls(spec.optimizer, spec.correction, spec.guard, spec.norms, spec.ema)
 
     def start(self, params: Tree) -> tuple[Tree, Tree]:
         """The first states of (the optimizer, the correction)."""

@@ -251,7 +251,7 @@ def update_rules(job: Job, beta: Any = None, rates: Any = None) -> list[UpdateRu
     for spec, staleness in zip(job.pipeline.engine.problem.specs, plan.schedule.mean_staleness, strict=True):
         made = corrections.for_stage(asked, Late(spec.k, spec.K, staleness, schedule, o.momentum))
         correction = corrections.together([each for _, each in made])
-        rules.append(UpdateRule(correction.around(optimizer), correction, spec.guard, spec.norms, spec.ema))
+        rules.append(UpdateRule.of(spec._replace(optimizer=correction.around(optimizer), correction=correction)))
     return rules
 
 
@@ -412,28 +412,30 @@ def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean over the batch. logits [batch, classes], labels [batch]; or [batch, T, classes] and [batch, T] of tokens."""
     logits, labels = logits.astype(jnp.float32), labels.astype(jnp.int32)  # the labels of text are bytes
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - of_labels(logits, labels))  # as in optax
+    of_label = of_labels(logits, labels, logits.shape[-1])
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - of_label)  # as in optax
 
 
-@jax.custom_vjp
-def of_labels(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The logit of each label. On a GPU its gradient is no scatter, which would be sorted first, to repeat its bits."""
+def at_labels(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The logit of each label."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
 
 
-def _of_labels_backward(residuals, dy):
-    logits, labels = residuals  # only the shape of the logits is used
-
+def _of_labels_backward(classes, labels, dy):
     def scattered(dy, labels):
-        return jax.linear_transpose(lambda x: jnp.take_along_axis(x, labels[..., None], axis=-1)[..., 0], logits)(dy)[0]
+        logits = jax.ShapeDtypeStruct((*labels.shape, classes), dy.dtype)
+        return jax.linear_transpose(lambda x: at_labels(x, labels), logits)(dy)[0]
 
     def compared(dy, labels):
-        return jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], dy[..., None], 0)
+        return jnp.where(jnp.arange(classes) == labels[..., None], dy[..., None], 0)
 
     return jax.lax.platform_dependent(dy, labels, cpu=scattered, default=compared), None
 
 
-of_labels.defvjp(lambda logits, labels: (of_labels(logits, labels), (logits, labels)), _of_labels_backward)
+# `at_labels`, whose gradient on a GPU is no scatter, which XLA would sort first, to repeat its bits. The backward pass
+# needs only the number of classes, so a stash does not keep the logits.
+of_labels = jax.custom_vjp(lambda logits, labels, classes: at_labels(logits, labels), nondiff_argnums=(2,))
+of_labels.defvjp(lambda logits, labels, classes: (at_labels(logits, labels), labels), _of_labels_backward)
 
 
 def initialise(
