@@ -112,7 +112,7 @@ def test_what_can_be_judged_alone_is_judged_before_the_text_is_read(monkeypatch,
 def test_a_run_has_the_files_of_every_run_and_counts_tokens(tmp_path, capsys):
     summary = run(tmp_path / "run", "--K", "2")
     out = capsys.readouterr().out
-    assert "training and 147 test blocks of 512 bytes of topics.py" in out and "tokens/s" in out
+    assert "training and 147 test blocks of 512 bytes from topics.py" in out and "tokens/s" in out
     assert "images" not in out and "test bits per byte" in out
     assert summary["tokens_per_second"] is None or summary["tokens_per_second"] > 0
     assert "images_per_second" not in summary

@@ -131,7 +131,7 @@ NNX = fdg_jax.from_nnx(LINEAR)
 TWICE = [
     ([SHARED, TANH, SHARED, Layer(5)], {"split": [3]}, ""),
     ([Around(SHARED), nn.Sequential([nn.tanh, SHARED]), Layer(5)], {"split": [2]}, ""),
-    ([SHARED, TANH, SHARED, Layer(5)], {"split": [2]}, r"k=1 \(Stage\) and .*k=2 \(Stage\) have .*, a Dense.*\.tie\("),
+    ([SHARED, TANH, SHARED, Layer(5)], {"split": [2]}, r"k=1 \(Stage\) and .*k=2 \(Stage\) share .*, a Dense.*\.tie\("),
     ([Around(SHARED), nn.Sequential([nn.tanh, SHARED, nn.Dense(5)])], {}, r"k=1 \(Around\) and stage k=2 .*, a Dense"),
     ([Around(SHARED), TANH, SHARED, Layer(5)], {"split": [3]}, "two parts of stage k=1 .*, a Dense"),
     ([NNX, fdg_jax.from_nnx(nnx.Sequential(LINEAR, nnx.tanh))], {}, "a Param"),

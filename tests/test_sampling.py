@@ -64,4 +64,4 @@ def test_the_command_continues_a_text_as_the_run_did(tmp_path, capsys):
     assert samples[-1] in printed(*again) and samples[-1] not in printed(*again, "--seed", "6")
     assert sample.main([run, "--temperature", "-1"]) == 2 and "--temperature -1" in capsys.readouterr().err
     assert language_model.main([*words.split(), "--sample", "", "--run-dir", str(tmp_path / "new")]) == 2
-    assert "makes 0 tokens" in capsys.readouterr().err and not (tmp_path / "new").exists()
+    assert "has 0 tokens" in capsys.readouterr().err and not (tmp_path / "new").exists()

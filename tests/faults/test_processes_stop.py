@@ -65,7 +65,7 @@ def test_a_process_that_stands_still_is_named_and_waited_for(number, all_of_them
         assert run.finish() == 0, run.told()
     other, said = 1 - number, run.told()
     assert stopped_at < STEPS
-    named = re.findall(rf"WARNING: process {other} has waited (\d+) s for .*process {number}.*, which is", said)
+    named = re.findall(rf"WARNING: process {other} has waited (\d+) s for .*process {number}\b", said)
     tell(f"process {number} stood still for {seconds} s after batch {stopped_at}: named after {named} s")
     assert named and 10 <= int(named[0]) < 14, said
     assert_same(path, whole.path)
