@@ -9,6 +9,7 @@ from benchmarks import memory as benchmark
 from benchmarks.harness import live_bytes
 from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import HostEngine
+from fdg_jax.training import opening
 
 # Beside a stage's own arrays a device has the loss (4 bytes) and, the first one, a random key of each stage (8).
 SCALARS = 4 + 8 * 4
@@ -127,6 +128,14 @@ def test_predicting_compiles_nothing_and_the_forward_pass_is_traced_once_for_bot
     assert stage._forward._cache_size() == 0  # nothing compiled
     pipeline.step(data)
     assert len(traced) == before
+
+
+def test_a_stages_memory_is_told_in_megabytes_without_parts_below_1_percent():
+    stage = dict.fromkeys(opening.PARTS, 0) | {"weights": 300_000, "optimizer": 20_000, "stashes": 6_400_000}
+    stage |= {"in_flight": 66_000, "total": 6_786_000, "kept": 2, "stash": 3_200_000}
+    parts = "(weights 0.3, optimizer 0.02, 2 stashes of 3.2), and XLA's buffers"
+    assert opening.memory_words(stage, "") == f"6.8 MB {parts}"
+    assert opening.memory_words(stage, " on each device") == f"6.8 MB on each device {parts}"
 
 
 def test_a_scan_holds_its_lines_and_no_stashes():

@@ -193,8 +193,8 @@ def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     return text
 
 
-def memory_words(stage: dict[str, int], of_what: str) -> str:
-    """A stage's memory: 27.5 MB (weights 1.0, optimizer 1.0, ...) and XLA's buffers. Parts below 1% are left out."""
+def memory_words(stage: dict[str, int], where: str) -> str:
+    """A stage's memory: 27.5 MB{where} (weights 1.0, ...), and XLA's buffers. Parts below 1% are left out."""
     words = []
     for name in PARTS:
         if stage[name] < stage["total"] / 100 and name not in ("weights", "optimizer"):
@@ -202,7 +202,7 @@ def memory_words(stage: dict[str, int], of_what: str) -> str:
         several = name == "stashes" and stage["kept"] > 1 and stage["kept"] * stage["stash"] == stage["stashes"]
         each = f"{stage['kept']} stashes of {megabytes(stage['stash'])}"
         words.append(each if several else f"{name.replace('_', ' ')} {megabytes(stage[name])}")
-    return f"{megabytes(stage['total'])} MB{of_what} ({', '.join(words)}), and XLA's buffers"
+    return f"{megabytes(stage['total'])} MB{where} ({', '.join(words)}), and XLA's buffers"
 
 
 def megabytes(n: int) -> str:
