@@ -1,5 +1,6 @@
 """The interface of engines, and `Problem`, which says what an engine is to train."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -117,7 +118,7 @@ def look(forward: Callable, state: StageState, place: Place, x: Tree, labels: Tr
     return WHAT.index("loss" if "loss" in messages else "outputs"), None
 
 
-class Engine:
+class Engine(ABC):
     """Trains a problem. All engines have these members, so callers do not need to know which engine it is.
 
     problem: the problem, without the initial weights, which would stay in memory.
@@ -148,30 +149,31 @@ class Engine:
         """A new `Losses`. A guarded pipeline does not warn of non-finite losses: `Metrics.bad` reports them."""
         return Losses(self.problem.read_behind, early=self.alone, warned=self.problem.specs[0].guard)
 
+    @abstractmethod
     def train_batch(self, inputs: Tree, labels: Tree) -> None:
         """Enters one batch: dispatches the work and does not wait for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def train(self, images: np.ndarray, labels: np.ndarray | None, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drain(self) -> None:
         """Finishes the batches in flight, so that every batch has updated every stage."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self) -> None:
         """Blocks until all dispatched work has been computed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self) -> UnfinishedOperations:
         """Starts to record every operation from its dispatch until it is finished."""
-        raise NotImplementedError
 
+    @abstractmethod
     def holding(self, variables: Sequence[Mapping[str, Tree]] | None) -> Any:
         """The stages for `outputs`: with their newest weights, or with these Flax variables (one dictionary each)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outputs(
         self, held: Any, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None, keys: Sequence[Any]
     ) -> Tree:
@@ -179,7 +181,6 @@ class Engine:
 
         held: the result of `holding`. keys: for each stage a random key, or None.
         """
-        raise NotImplementedError
 
     def keys_of(self, call: str, key: Any, with_loss: bool) -> Callable[[int], list[Any]]:
         """Returns a function: batch number n in an evaluation, from 1 -> the random keys of the stages. The key of
@@ -244,52 +245,52 @@ class Engine:
             self._transform = transform, programs.jit(transform)
         return self._transform[1](x)
 
+    @abstractmethod
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """The exact state, batches in flight included, as {path: array}. Later dispatches do not change its arrays.
 
         own: whether to return only this process's part. If False, each process waits for all processes and returns the
             whole state.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises BadInput for a state that is incomplete, or of another model, split, method
         or engine. After this error nothing has changed in any process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stage_variables(self, ema: bool = False) -> list[dict[str, Tree]]:
         """For each stage, the network's Flax variables; with `ema`, the averaged weights."""
-        raise NotImplementedError
 
+    @abstractmethod
     def optimizer_states(self) -> list[Tree]:
         """For each stage, the state of the user's optimizer; None for a stage in another process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set_hyperparameters(self, values: Mapping[str, Any], stages: Collection[int]) -> None:
         """Sets injected hyperparameters in the optimizers of these stages k. Raises BadInput if one of the optimizers
         does not have them. After this error nothing has changed in any process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def auxiliary(self) -> list[Tree]:
         """For each stage, the trained parameters that the method adds to the network's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bad(self) -> list[jax.Array]:
         """For each guarded stage, the number of its first skipped update, 0 if none. Does not wait for the arrays."""
-        raise NotImplementedError
 
+    @abstractmethod
     def norms(self) -> list[jax.Array]:
         """For each stage the norm of its newest gradient; [] if it is not measured. Does not wait for the arrays."""
-        raise NotImplementedError
 
+    @abstractmethod
     def staleness(self) -> list[int]:
         """For each stage, the largest measured staleness, in updates."""
-        raise NotImplementedError
 
+    @abstractmethod
     def updates(self) -> list[int]:
         """For each stage, the number of its updates."""
-        raise NotImplementedError
