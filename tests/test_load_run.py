@@ -157,7 +157,7 @@ def trained(tmp_path_factory):
 def test_a_finished_run_evaluates_as_in_its_summary_and_a_checkpoint_as_in_its_metrics(trained):
     summary = read(trained / "summary.json")
     said = answered("-m", "fdg_jax.evaluate", str(trained))
-    assert said[0] == "resnet8 on digits, fdg with K=4; after batch 8, every batch used"
+    assert said[0] == "resnet8 on digits, fdg with K=4; after batch 8, including batches in flight"
     expected = f"test loss {summary['test_loss']:.6f}, test error {summary['test_error_percent']:.2f}% of 359 images"
     assert said[1] == expected
     program = f"import fdg_jax; print(*fdg_jax.load_run({str(trained)!r}).evaluate()[:2])"

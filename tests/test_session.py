@@ -79,7 +79,7 @@ def test_the_command_goes_on_with_the_same_images_only(tmp_path, monkeypatch, ca
         monkeypatch.setattr(data, "load", lambda *_, change=change: before._replace(**change))
         assert cifar.main([*run, "--resume", "--steps", "8"]) == 2
         err = capsys.readouterr().err
-        assert err.startswith("error: --resume: digits is not the data set") and f"made with: {said}." in err
+        assert err.startswith("error: --resume: digits is not the data set") and f"newest checkpoint: {said}." in err
         assert err.count("\n") == 1
     monkeypatch.setattr(data, "load", lambda *_: before)
     assert cifar.main([*run, "--resume", "--steps", "8"]) == 0
