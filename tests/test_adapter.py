@@ -291,8 +291,7 @@ def test_what_does_not_fit_is_refused_with_the_call_that_works():
         assert message in str(refused.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("containers", ["dictionary", "tuple"])
+@pytest.mark.parametrize("containers", [pytest.param("dictionary", marks=pytest.mark.slow), "tuple"])
 def test_functions_are_a_stage(containers):
     dense, norm = nn.Dense(CLASSES), nn.BatchNorm(use_running_average=None)
     packed = (lambda p: p) if containers == "dictionary" else lambda p: (p["dense"], p["norm"])
@@ -359,7 +358,6 @@ class Whole(nn.Module):
         return self.third(self.second(self.first(x), train))
 
 
-@pytest.mark.slow
 def test_tied_stages_share_the_weights_of_their_owner_as_plain_flax_does():
     ours = fdg_jax.Pipeline(network(), cross_entropy, optax.sgd(0.3), "bp").init(jax.random.key(0), TOKENS[0])
     a, b, c = ours.export()

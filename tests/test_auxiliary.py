@@ -93,7 +93,7 @@ def test_heads_have_the_parameters_that_the_sources_layers_add_up_to(shape, clas
     assert parameters(PredSim(classes), y) == classifier + matching == predsim
 
 
-@pytest.mark.parametrize("shape", [pytest.param((6, 5, 7, 4), marks=pytest.mark.slow), (6, 11)])
+@pytest.mark.parametrize("shape", [(6, 5, 7, 4), (6, 11)])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameters(name, shape):
     head, y = HEADS[name](5), jnp.asarray(normal(1, *shape))

@@ -53,7 +53,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.slow
 def test_what_cannot_be_corrected_is_refused():
     for asked, fact in REFUSED:
         with pytest.raises(BadInput, match=fact.replace("?", r"\?")):

@@ -227,7 +227,6 @@ def test_a_restored_run_is_the_same_run_bit_for_bit(name, options):
     goes_on_exactly(lambda: pipeline(K, data[0], stages=stages, engine=name, **options), data, 5)
 
 
-@pytest.mark.slow
 def test_a_stage_alone_on_an_accelerator_trains_in_one_program_and_shares_states_with_three(monkeypatch):
     """Here on a CPU. A batch that is lost is refused, and told of in the same losses."""
     data = batches(8)

@@ -3,7 +3,10 @@
 import re
 from fractions import Fraction
 
+import pytest
+
 from fdg_jax import methods
+from fdg_jax.errors import ScheduleError
 from fdg_jax.methods import __main__ as command
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import Op
@@ -89,6 +92,7 @@ def test_formulas_read_as_the_paper_prints_them_and_say_what_their_coefficients_
         ((1, 1), "Tf + Tb"), ((Fraction(4, 3), Fraction(1, 3)), "Tf + (Tf+Tb)/3"), ((0, 0), "0"), ((2, 1), "2Tf + Tb"),
         ((Fraction(5, 8), Fraction(5, 8)), "5(Tf+Tb)/8"), ((1, Fraction(1, 4)), "Tf + Tb/4"),
         ((0, Fraction(2, 3), 2), "2Tb/3 + 2Taux"), ((0, 0, 1), "Taux"),
+        ((Fraction(1, 2), Fraction(4, 3)), "Tb + (3Tf+2Tb)/6"),
     ):  # fmt: skip
         assert formula(three(*time)) == text
         assert text == "0" or read(text) == three(*time)
@@ -107,3 +111,9 @@ def test_a_schedule_that_was_locked_on_purpose_is_found_locked():
     validate(drawn_together, 4 * K)
     assert locks(drawn_together) == Locks(True, False, False, True)
     assert tick_time(drawn_together, methods.find("fdg").cost) == read("Tf + Tb/K", K)
+
+
+def test_a_schedule_without_a_steady_state_has_no_time_per_batch():
+    doubled = fdg(2)._replace(tick=lambda t, last: fdg(2).tick(t - t % 2, last))  # every other tick does its work twice
+    with pytest.raises(ScheduleError, match="ticks 10 and 11 differ, so the time per batch is not constant"):
+        locks(doubled)

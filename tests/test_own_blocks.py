@@ -141,7 +141,6 @@ TWICE = [
 ]
 
 
-@pytest.mark.slow
 def test_a_module_in_two_places_has_its_weights_once_or_is_refused_between_stages():
     x = X + np.arange(4, dtype=np.float32)
     for blocks, options, said in TWICE:

@@ -192,7 +192,6 @@ def test_a_preprocess_that_fails_in_a_step_leaves_no_trace():
     assert ours.engine.entered == 0 and not ours.interrupted
 
 
-@pytest.mark.slow
 def test_given_variables_are_copied_and_must_be_arrays_that_exist():
     given = pipeline(2, DATA[0]).params
     ours = pipeline(2, DATA[0], variables=given)

@@ -111,7 +111,6 @@ def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
         pipeline(2, data[0], stages=stages).restore(state)
 
 
-@pytest.mark.slow
 def test_a_layer_that_casts_its_weights_back_is_told_how_not_to():
     data = batches(1)
     with pytest.warns(UserWarning, match=r"stage k=1 \(Part\) keeps .*\[8, 12\].* dtype=jax.numpy.bfloat16") as warned:

@@ -88,6 +88,7 @@ WRONG = [
     (bp(1)._replace(tick=lambda t, last: (Op("F", 1, t),)), "never done: B1 of stage k=1"),
     (spoiled(bp(2), lambda t, ops: ops[::-1]), "at t=1 stage k=1 does B1, which needs dy of"),
     (LATER._replace(ticks=lambda n: n), "sent but never read: dy of batch 8 for stage k=1"),
+    (spoiled(bp(1), lambda t, ops: (Op("B", 1, 9), *ops)), "at t=1 stage k=1 does B9, which needs its own F9."),
 ]
 
 
@@ -117,7 +118,8 @@ def test_the_command_draws_or_refuses_in_one_sentence(capsys):
     assert re.search(r"k=1 +2 +1 +t=52 [\s\S]*k=2 +0 +0 +t=51 ", capsys.readouterr().out)
     for words, fact in (
         ("--K 0", "K=0"), ("--method fgd", "fdg"), ("--ticks 0", "--ticks 0"),
-        ("--method bp --order forward-first", "no such option"),
+        ("--method bp --order forward-first", "no such option"), ("--K 1000", "unreadable. Use --K 100 or less"),
+        ("--measured runs.json", "belongs to the explorer"), ("--ticks 3 --html page.html", "the explorer ignores it"),
     ):  # fmt: skip
         assert __main__.main(words.split()) == 2
         err = capsys.readouterr().err

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, batches, cross_entropy, fed, pipeline, recipe
+from small import CLASSES, batches, cross_entropy, fed, mostly_slow, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -77,7 +77,6 @@ def test_every_stream_has_a_key_of_its_own_and_sown_losses_are_part_of_the_gradi
     assert ours.staleness == stale
 
 
-@pytest.mark.slow
 def test_the_loss_that_is_reported_and_evaluation_are_without_sown_losses():
     sowing = pipeline(2, DATA[0], stages=stages(2, sown=True, draws=False))
     without = pipeline(2, DATA[0], stages=stages(2, draws=False), variables=sowing.params)
@@ -155,8 +154,7 @@ def key_in_evaluation(key, n, k):
     return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, n), k))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["pipeline", "scan"])
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "scan"))
 def test_a_module_that_draws_in_evaluation_draws_from_the_key_that_is_given(engine):
     key, modules = jax.random.key(5), [nn.Dense(12), Latent(CLASSES)]
     ours = drawing(engine, cross_entropy, modules)
@@ -178,8 +176,7 @@ def test_a_module_that_draws_in_evaluation_draws_from_the_key_that_is_given(engi
     assert ours.evaluate(DATA[:2], key=jax.random.PRNGKey(5)) == ours.evaluate(DATA[:2], key=key)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dgl", "data_parallel", "gpipe"])
+@pytest.mark.parametrize("method", mostly_slow(["dgl", "data_parallel", "gpipe"], "data_parallel"))
 def test_methods_with_another_evaluation_draw_from_the_key_too(method):
     ours = drawing(loss=cross_entropy, stages=[Latent(12), nn.Dense(CLASSES)], method=method)
     one, same, other = (ours.predict(X, key=jax.random.key(seed)) for seed in (1, 1, 2))
@@ -214,8 +211,7 @@ def test_a_loss_that_draws_has_a_key_of_stage_K_new_in_every_step(engine):
     assert ours.evaluate(DATA[:2], key=key).loss == pytest.approx(float(sum(each)) / 2, rel=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dfa", "dgl", "fr", "gpipe", "data_parallel"])
+@pytest.mark.parametrize("method", mostly_slow(["dfa", "dgl", "fr", "gpipe", "data_parallel"], "fr"))
 def test_every_method_gives_the_loss_another_key_in_every_step(method):
     ours = drawing(method=method, guard=True)
     ours.step(DATA[0])
