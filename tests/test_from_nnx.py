@@ -133,6 +133,7 @@ def test_dropout_is_off_in_evaluation_and_drops_other_units_in_every_step():
     assert again.state_sha256() == ours.state_sha256()
 
 
+@pytest.mark.slow
 def test_a_module_that_is_there_already_begins_with_its_weights_and_stays_as_it_is():
     block = Block(8, CLASSES, rngs=nnx.Rngs(7))
     block.eval()

@@ -186,6 +186,7 @@ class CutNNX(nnx.Module):
         return self.back(jnp.tanh(self.wide(x)))
 
 
+@pytest.mark.slow
 def test_modules_of_nnx_are_cut_too():
     found = []
     for device in jax.devices()[0], Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "tensor")):

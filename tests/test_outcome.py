@@ -77,6 +77,7 @@ def halved(variables):
     return jax.tree.map(lambda leaf: leaf / 2, variables)
 
 
+@pytest.mark.slow
 def test_other_weights_are_evaluated_by_the_same_programs_and_the_training_stays_as_it_is(trained):
     before, mine = trained.state_sha256(), (trained.predict(X), trained.evaluate(DATA[:2]))
     stages, whole = halved(trained.export()), halved(trained.export(whole=True))

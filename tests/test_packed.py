@@ -25,7 +25,9 @@ def test_as_many_seeds_lie_side_by_side_as_fill_64_channels(seeds, channels, fea
     assert packed.side_by_side(seeds, channels, features) == n
 
 
-@pytest.mark.parametrize(("size", "stride", "channels", "features"), [(3, 1, 3, 16), (3, 2, 16, 32), (1, 2, 16, 32)])
+@pytest.mark.parametrize(("size", "stride", "channels", "features"), [
+    (3, 1, 3, 16), (1, 2, 16, 32), pytest.param(3, 2, 16, 32, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_packed_convolutions_and_their_gradients_are_those_of_each_seed(size, stride, channels, features):
     x, kernel, dy = drawn(
         (4, 2, 6, 6, channels), (4, size, size, channels, features), (4, 2, 6 // stride, 6 // stride, features)

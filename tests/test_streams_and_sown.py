@@ -176,7 +176,8 @@ def test_a_module_that_draws_in_evaluation_draws_from_the_key_that_is_given(engi
     assert ours.evaluate(DATA[:2], key=jax.random.PRNGKey(5)) == ours.evaluate(DATA[:2], key=key)
 
 
-@pytest.mark.parametrize("method", mostly_slow(["dgl", "data_parallel", "gpipe"], "data_parallel"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dgl", "data_parallel", "gpipe"])
 def test_methods_with_another_evaluation_draw_from_the_key_too(method):
     ours = drawing(loss=cross_entropy, stages=[Latent(12), nn.Dense(CLASSES)], method=method)
     one, same, other = (ours.predict(X, key=jax.random.key(seed)) for seed in (1, 1, 2))
@@ -211,7 +212,8 @@ def test_a_loss_that_draws_has_a_key_of_stage_K_new_in_every_step(engine):
     assert ours.evaluate(DATA[:2], key=key).loss == pytest.approx(float(sum(each)) / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", mostly_slow(["dfa", "dgl", "fr", "gpipe", "data_parallel"], "fr"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dfa", "dgl", "fr", "gpipe", "data_parallel"])
 def test_every_method_gives_the_loss_another_key_in_every_step(method):
     ours = drawing(method=method, guard=True)
     ours.step(DATA[0])

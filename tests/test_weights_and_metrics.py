@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, as_functions, batches, cross_entropy, fed, mostly_slow, parts, recipe
+from small import CLASSES, as_functions, batches, cross_entropy, fed, parts, recipe
 
 import fdg_jax
 from fdg_jax import Weighted, methods
@@ -146,7 +146,8 @@ def test_a_loss_over_the_whole_batch_is_refused_where_batches_are_cut(name, opti
         made(2, batch, WHOLE[name], **options)
 
 
-@pytest.mark.parametrize("method", mostly_slow(methods.names(), "gpipe"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", methods.names())
 def test_every_method_takes_weights_and_metrics(method):
     def loss(outputs, labels):
         return labels.mean(per_label(outputs, labels.labels)), {"half": jnp.float32(0.5)}
