@@ -71,7 +71,7 @@ def test_weights_and_statistics_are_those_of_the_other_network(given, words, old
     assert config["initial"]["parameters_sha256"] == job.pipeline.parameters_sha256()
     if given == "run":
         assert config["initial"]["parameters_sha256"] == summary(old / "run")["final_parameters_sha256"]
-    assert f"weights    of {old / given.partition('@')[0]}" in capsys.readouterr().out
+    assert f"weights    from {old / given.partition('@')[0]}" in capsys.readouterr().out
 
 
 def test_a_run_and_its_export_begin_alike_and_a_resumed_run_needs_neither(old, small, tmp_path):
