@@ -53,7 +53,6 @@ def test_a_pipeline_that_was_interrupted_within_a_tick_says_so_until_it_is_resto
     assert ours.state_sha256() == uninterrupted
 
 
-@pytest.mark.slow
 def test_so_does_a_scan_that_was_given_away():
     ours = pipeline(2, DATA[0], engine="scan")
     state = ours.state()

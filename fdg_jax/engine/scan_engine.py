@@ -277,7 +277,8 @@ class ScanEngine(Engine):
     def restore(self, state: Mapping[str, Any]) -> None:
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
-        like = self.unpacked(self.run)
+        # Shapes only: after a call that was cut off, the arrays may have been donated.
+        like = jax.eval_shape(self.unpacked, self.run) if self.lines.packings else self.run
         run, entered = states.unflatten(like, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
         run = self.packed(self.place.put_weights(run, like))
