@@ -361,7 +361,8 @@ class Start:
     )
     together: bool = option(
         False, "With --seeds, or --sweep of beta or learning_rate: all runs as one program on one device, which uses a "
-        "GPU better. Each run has its own directory and can be resumed alone or with the others.", group="start"
+        "GPU better. Each run has its own directory and can be resumed alone or with the others. On a GPU, a run that "
+        "diverges to infinity can make NaN in up to three others.", group="start"
     )
     jobs: int = option(
         1, "With --seeds or --sweep: number of runs at the same time. If there are several, each has its own core.",
