@@ -96,7 +96,6 @@ class Saver:
         self.root, self.about, self.keep, self.flush, self.peers = root, about, keep, flush, peers or Processes()
         self.run = os.stat(root.parent)
         self.best: int | None = None
-        self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None  # the newest checkpoint
         self.step = -1  # of the newest call of `save`
         self.saves = 0  # number of calls of `save`
@@ -121,7 +120,9 @@ class Saver:
         """
         self.wait()
         self.step, self.saves = step, self.saves + 1
-        self.writing = self.thread.submit(self.write, step, state, loop, refused, best)
+        thread = ThreadPoolExecutor(1, "checkpoint")
+        self.writing = thread.submit(self.write, step, state, loop, refused, best)
+        thread.shutdown(wait=False)  # it ends with this checkpoint: nothing is left over after the last one
 
     def has_failed(self) -> bool:
         """Whether a checkpoint has failed since the last `wait`. Does not wait."""
