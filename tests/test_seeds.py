@@ -73,7 +73,7 @@ def test_each_run_trains_what_it_trains_alone_and_goes_on_alone_or_together():
     seeds, alone, runs = [3, 5], run_of(5), [run_of(s) for s in (3, 5)]
     Seeds([run.engine for run in runs], seeds, noisy)
     for each, of in (([alone], [5]), (runs, seeds)):
-        trained(each, of, 0, [3])
+        trained(each, of, 0, [1, 3])
     run = runs[1]
     np.testing.assert_allclose(losses(run), losses(alone), **CLOSE)
     small.close(run.params, alone.params, **CLOSE)
@@ -83,11 +83,11 @@ def test_each_run_trains_what_it_trains_alone_and_goes_on_alone_or_together():
     alone.restore(kept)
     assert alone.state_sha256() == run.state_sha256()
     for each, of in ((runs, seeds), ([alone], [5])):
-        trained(each, of, 3, [3])
+        trained(each, of, 4, [3])
     small.close(run.params, alone.params, **CLOSE)
     end = run.state_sha256()
     run.restore(kept)
-    trained(runs, seeds, 3, [3])
+    trained(runs, seeds, 4, [3])
     assert run.state_sha256() == end  # bit for bit, whatever the other run has done meanwhile
     run.drain()
     alone.drain()
